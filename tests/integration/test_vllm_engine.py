@@ -29,6 +29,7 @@ from rljob_runtime.weightsync.shared_memory import Segments
 from tests.support.engine_bits import multiplied_bits
 from tests.support.engine_contract import (
     EOS,
+    LONG,
     TIMEOUT_S,
     TOLERANCE,
     EngineContract,
@@ -348,6 +349,26 @@ def test_tensor_parallel_ranks_read_shared_memory_themselves(tmp_path: Path) -> 
         push_shared(engine, model, 3)
         probe = (5, 17, 33, 8, 9, 10)
         assert engine.score([probe], TIMEOUT_S)[0] == pytest.approx(expected_scores(model, probe), abs=TOLERANCE)
+
+
+@pytest.mark.slow
+def test_pipeline_stages_sample_under_the_weights_that_they_name(tmp_path: Path) -> None:
+    """Batches that the stages compute when new weights come keep the old version, and both versions' log-probs are right."""
+    old, new = new_model(tied=False, seed=0), new_model(tied=False, seed=5)
+    for engine in started(save(old, tmp_path), pipeline_parallel_size=2):
+        assert len(AS_READ[engine]) == 2
+        engine.submit([endless(f"r{i}", i) for i in range(8)])
+        wait_for_tokens(engine, 80)
+        push(engine, new, 1)
+        found = drain(engine, 8)
+        mixed = [completion for completion in found.values() if len(completion.segment.version_spans) == 2]
+        assert len(mixed) >= 3
+        for completion in mixed:
+            for model, span in zip((old, new), completion.segment.version_spans, strict=True):
+                expected = expected_logprobs(model, (5, 17, 33, 8), LONG, tokens(completion))
+                assert completion.segment.logprobs[span.start : span.end] == pytest.approx(expected[span.start : span.end], abs=TOLERANCE)
+        push_shared(engine, old, 2)
+        assert multiplied_bits(engine) == AS_READ[engine]
 
 
 @pytest.mark.parametrize(

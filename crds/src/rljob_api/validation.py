@@ -4,8 +4,8 @@ Two stages; the second needs the types of the first, each reports all it finds. 
 checked because of what comes before is said at the end of the problems:
 
 1. :mod:`rljob_api.reading.manifest`: YAML, traps, types, unknown keys.
-2. rules between fields (:mod:`rljob_api.rules`), fields without effect (:mod:`rljob_api.rules.supported`), placement
-   (:mod:`rljob_api.planner`); where there is one, rules that need it, and what fits (:mod:`rljob_api.memory`).
+2. rules between fields (:mod:`rljob_api.rules`), placement (:mod:`rljob_api.planner`); where there is one, rules that need it, and what
+   fits (:mod:`rljob_api.memory`).
 
 A job that has started is not refused by checks that a later version adds, as long as types, keys, form and placement are right
 (docs/design/0012).
@@ -37,13 +37,13 @@ from rljob_api.rules import (
     rollout,
     router_replay,
     sglang,
+    stages,
     trainer,
     validation_only,
     weight_sync,
     workers,
 )
 from rljob_api.rules.model import ConfigReader, model_problems
-from rljob_api.rules.supported import unsupported
 from rljob_api.v1alpha1.base import SpecModel
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.rljob import RLJob, RLJobSpec
@@ -164,7 +164,7 @@ def _examined(
 ) -> tuple[Plan | None, list[FieldError], list[FieldError]]:
     """The plan, if there is one; all problems; what has no effect yet, or a model that cannot be trained yet."""
     errors = [error for rule in RULES for error in rule(spec)]
-    not_yet = unsupported(spec) + (model_problems(spec, config_of) if config_of is not None else [])
+    not_yet = model_problems(spec, config_of) if config_of is not None else []
     plan = planner.plan_or_errors(spec)
     if not isinstance(plan, Plan):
         return None, [*errors, *plan], not_yet
@@ -196,6 +196,7 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     *pods.RULES,
     *cluster.RULES,
     *engine_arguments.RULES,
+    *stages.RULES,
     *algorithm.RULES,
     *distillation.RULES,
     *rollout.RULES,

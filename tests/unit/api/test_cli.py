@@ -221,13 +221,17 @@ def test_plan_lists_processes_of_a_larger_job_only_when_asked() -> None:
     assert "reward-3" in rljob("plan", job, "--processes").stdout
 
 
-def test_plan_shows_what_a_run_would_refuse_yet() -> None:
-    text = Path(QUICKSTART).read_text().replace("prefixCaching: false", "pipelineParallelSize: 2")
-    text = text.replace('ranks: "0"', 'ranks: "0-1"').replace('ranks: "1"', 'ranks: "0-1"')
+def test_plan_shows_what_a_run_would_refuse_yet(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deepseek_v3", "n_routed_experts": 8}))
+    manifest = yaml.safe_load(Path(QUICKSTART).read_text())
+    manifest["spec"]["model"] = {"path": str(tmp_path)}
+    for component in manifest["spec"]["components"][:2]:
+        component["placement"] = {"ranks": "0-1"}
+    text = yaml.safe_dump(manifest)
     result = rljob("plan", "-", stdin=text)
     assert (result.exit_code, rljob("validate", "-", stdin=text).exit_code) == (0, 2)
     assert "Collocated" in result.stdout
-    assert "A run would refuse this job:\n  spec.components[1].engine.pipelineParallelSize" in result.stderr
+    assert "A run would refuse this job:\n  spec.model.path" in result.stderr
 
 
 def test_plan_as_pictures(tmp_path: Path) -> None:

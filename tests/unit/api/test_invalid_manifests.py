@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from rljob_api.errors import SpecInvalidError
-from rljob_api.rules.supported import UNSUPPORTED
 from rljob_api.validation import check
 from tests.support import invalid_manifests
 from tests.support.golden import Golden
@@ -46,17 +45,6 @@ def test_the_messages_are_the_golden_ones(name: str, golden: Golden) -> None:
 def test_no_name_is_given_twice() -> None:
     names = [case.name for table in invalid_manifests.tables() for case in invalid_manifests.read(table)]
     assert sorted(names) == sorted(CASES)
-
-
-def test_every_unsupported_field_has_a_manifest() -> None:
-    reported = {
-        "".join("[]" if part.isdigit() else part for part in problem.path.replace("[", "\0").replace("]", "\0").split("\0"))
-        for name, (_, case) in CASES.items()
-        if name.startswith("unsupported-")
-        for problem in problems(case).errors
-    }
-    missing = {f"spec.{row.path}" for row in UNSUPPORTED} - reported
-    assert missing == set()
 
 
 def test_writing_messages_leaves_the_rest_of_the_file_as_it_stands(tmp_path: Path) -> None:

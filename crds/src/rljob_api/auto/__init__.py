@@ -210,7 +210,7 @@ def _no_choice(request: Request, maker: Candidates, rejected: Sequence[Rejected]
         sizes, unit = maker.trainer_sizes, request.spec.training.device_unit
         needs.append(f"the Trainer {min(sizes, default=unit)} or more devices of one kind")
     if Role.ROLLOUT in request.auto:
-        size = request.engine.tensor_parallel_size * request.engine.pipeline_parallel_size
+        size = request.engine.num_devices
         needs.append(f"an engine {size} on one node" if size > 1 else "an engine 1")
     if Role.REFERENCE in request.auto:
         needs.append(f"the Reference {maker.reference_unit}")

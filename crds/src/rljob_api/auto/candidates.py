@@ -97,7 +97,7 @@ class Candidates:
         self._request = request
         self._model = model
         self._spec = request.spec
-        self._size = request.engine.tensor_parallel_size * request.engine.pipeline_parallel_size
+        self._size = request.engine.num_devices
         self._count = 0
         self.trainer_sizes = self._trainer_sizes()
         """Numbers of Trainer devices that validation accepts: those of one share times a divisor of the mini-batch's samples."""

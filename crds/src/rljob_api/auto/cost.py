@@ -112,7 +112,7 @@ class CostModel:
         self.sequences = rollout.prompts_per_step * rollout.samples_per_prompt
         """Responses of one step; more engines than this have nothing to do."""
         self._engine = engine
-        self._engine_devices = engine.tensor_parallel_size * engine.pipeline_parallel_size
+        self._engine_devices = engine.num_devices
         self._response_tokens = rollout.max_response_tokens
         prompts = rollout.prompts_per_step if engine.prefix_caching else self.sequences
         self._prompt_tokens = prompts * rollout.max_prompt_tokens

@@ -90,7 +90,7 @@ class EngineNeeds:
     def _process(self) -> Need:
         if not self.on_cuda:
             return Need(kind=Kind.PROCESS, name="engine process", formula="constant", num_bytes=CPU_ENGINE_BYTES)
-        devices = self.engine.tensor_parallel_size * self.engine.pipeline_parallel_size
+        devices = self.engine.num_devices
         size = CUDA_CONTEXT_BYTES + (NCCL_BYTES if devices > 1 else 0) + (0 if self.engine.enforce_eager else CUDA_GRAPH_BYTES)
         parts = ["CUDA context", *(["NCCL"] if devices > 1 else []), *([] if self.engine.enforce_eager else ["graphs"])]
         return Need(kind=Kind.PROCESS, name=", ".join(parts), formula="constant", num_bytes=size)

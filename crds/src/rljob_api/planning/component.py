@@ -41,7 +41,7 @@ GROUP_CHECKS = frozenset({"G1", "D6", "D8", "V3"})
 def engine_size(component: Component) -> int:
     """Devices of one process: tensor times pipeline parallel size of a Rollout's engine, else 1."""
     if TRAITS[component.role].has_engine and component.engine is not None:
-        return component.engine.tensor_parallel_size * component.engine.pipeline_parallel_size
+        return component.engine.num_devices
     return 1
 
 

@@ -365,7 +365,7 @@ def neighbors(spec: RLJobSpec, plan: Plan) -> tuple[tuple[int | None, ...], ...]
     found: list[tuple[int | None, ...]] = []
     for rollout in plan.with_role(Role.ROLLOUT):
         engine = engines[rollout.name]
-        size = engine.tensor_parallel_size * engine.pipeline_parallel_size if engine is not None else 1
+        size = engine.num_devices if engine is not None else 1
         whole = engine is not None and engine.type is EngineType.SGLANG
         for process in rollout.processes:
             ranks = tuple(on_device.get(device) for device in process.devices) or (None,) * size

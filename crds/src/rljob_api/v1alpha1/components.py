@@ -74,7 +74,7 @@ class Engine(SpecModel):
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Devices that share each layer."""
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
-    """Devices that the layers are divided over; more than 1 is not supported yet."""
+    """Pipeline stages, each with a part of the layers; engine.type VLLM only."""
     max_running_requests: Annotated[int, Field(ge=1, le=65536)] = 256
     """Maximum number of sequences that one engine decodes at the same time."""
     kv_cache_bytes: Annotated[int, Field(ge=1_048_576)] | None = None
@@ -87,6 +87,11 @@ class Engine(SpecModel):
     """Disable CUDA graphs and compilation."""
     extra_args: FreeForm = Field(default={})
     """Additional arguments of the engine, by its own names, such as block_size; those that RLJob sets itself are refused."""
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of one engine."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 class ComponentOffload(SpecModel):

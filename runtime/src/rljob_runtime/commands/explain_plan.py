@@ -170,7 +170,7 @@ def _described(choice: Choice, candidate: Candidate, role: Role) -> str:
     """``actor_infer on 4-7 (2 engines of 2 devices)``."""
     index = choice.request.auto[role]
     name, engine = choice.spec.components[index].name, choice.request.engine
-    size = engine.tensor_parallel_size * engine.pipeline_parallel_size
+    size = engine.num_devices
     if role is Role.ROLLOUT and role in candidate.shares:
         engines = sum(share.num_devices for share in candidate.shares[role]) // size
         count = f"{_count(engines, 'engine')} of {_count(size, 'device')}"

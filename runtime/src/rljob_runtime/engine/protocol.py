@@ -66,6 +66,8 @@ class EngineConfig:
     kv_cache_bytes: int | None = None
     """Memory of keys and values. None takes ``gpu_memory_utilization`` of the device (on CPU: of the host's memory, so set it there)."""
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    """Stages, each with a part of the layers; as many batches are computed at once."""
     gpu_memory_utilization: float = 0.9
     """Share of the device, used where ``kv_cache_bytes`` is None."""
     enforce_eager: bool = True
@@ -99,6 +101,11 @@ class EngineConfig:
     """Further arguments by the engine's own names, over those that follow from the other fields."""
     extra_args_path: str = "extra_args"
     """Where they were written, for messages."""
+
+    @property
+    def num_processes(self) -> int:
+        """Ranks of the model: each has a process of its own where there are several."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 class Engine(Protocol):

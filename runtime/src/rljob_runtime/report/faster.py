@@ -156,7 +156,7 @@ def devices_of(job: CheckedJob) -> Devices | None:
     return Devices(
         trainer=len(trainer),
         rollout=len(rollout),
-        per_engine=engine.tensor_parallel_size * engine.pipeline_parallel_size,
+        per_engine=engine.num_devices,
         trainer_unit=job.job.spec.training.device_unit,
         shared=bool(trainer & rollout),
         on_cpu=all(device_type(group) is DeviceType.CPU for group in job.job.spec.node_groups),

@@ -68,7 +68,7 @@ def layout_of(spec: RLJobSpec, plan: Plan) -> Layout:
     if spec.environments:
         raise SetupError("--simulate: episodes are not simulated, and spec.environments is set; take a job whose rewards score responses")
     engine = next((c.engine for c in spec.components if c.role is Role.ROLLOUT and c.engine is not None), None) or Engine()
-    size = engine.tensor_parallel_size * engine.pipeline_parallel_size
+    size = engine.num_devices
     trainer_nodes = {process.node_rank for component in trainers for process in component.processes}
     rollout_nodes = {process.node_rank for component in rollouts for process in component.processes}
     references = {device for component in plan.with_role(Role.REFERENCE) for device in component.devices}

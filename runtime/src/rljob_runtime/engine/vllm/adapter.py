@@ -51,6 +51,7 @@ class VllmAdapter:
             max_num_seqs=engine.max_running_requests,
             kv_cache_bytes=engine.kv_cache_bytes or (CPU_KV_CACHE_BYTES if on_cpu else None),
             tensor_parallel_size=engine.tensor_parallel_size,
+            pipeline_parallel_size=engine.pipeline_parallel_size,
             gpu_memory_utilization=engine.memory_fraction,
             enforce_eager=engine.enforce_eager or on_cpu,
             enable_prefix_caching=engine.prefix_caching,

@@ -31,8 +31,8 @@ def engine_args(config: EngineConfig) -> EngineArgs:
     on_cpu = current_platform.is_cpu()
     if on_cpu and config.release == "copy":
         raise ModelError("release 'copy' needs vLLM's sleep mode, which CPU does not have; use 'discard' or 'never'")
-    if on_cpu and config.returns_routes and config.tensor_parallel_size > 1:
-        raise ModelError("returns_routes with tensor_parallel_size above 1: on CPU routes are read in the engine's own process; use 1")
+    if on_cpu and config.returns_routes and config.num_processes > 1:
+        raise ModelError("returns_routes of a model in several processes: on CPU routes are read in the engine's own process; use one")
     if on_cpu and config.extra_args.get("enable_chunked_prefill"):
         raise ModelError(f"{config.extra_args_path}.enable_chunked_prefill: true: on CPU prompts are computed whole; remove it")
     own: dict[str, Any] = {
@@ -49,8 +49,9 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         "kv_cache_memory_bytes": config.kv_cache_bytes,
         "gpu_memory_utilization": config.gpu_memory_utilization,
         "tensor_parallel_size": config.tensor_parallel_size,
-        # Inside an actor vLLM would start Ray actors of its own for the other shards, outside the plan.
-        "distributed_executor_backend": "mp" if config.tensor_parallel_size > 1 else None,
+        "pipeline_parallel_size": config.pipeline_parallel_size,
+        # Inside an actor vLLM would start Ray actors of its own for the other ranks, outside the plan.
+        "distributed_executor_backend": "mp" if config.num_processes > 1 else None,
         "enable_prefix_caching": config.enable_prefix_caching and not (on_cpu and (config.returns_routes or _fits_a_block(config))),
         "enforce_eager": config.enforce_eager,
         "enable_return_routed_experts": config.returns_routes and not on_cpu,  # on CPU StepRoutes reads them

@@ -19,8 +19,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from vllm.distributed.parallel_state import get_pp_group
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -75,6 +77,11 @@ class VllmLoop:
         self._executor: Any = self.core.engine_core.model_executor
         self.vocab_size: int = self._engine.model_config.get_vocab_size()
         self.version = 0
+        batches = self.core.engine_core.batch_queue
+        self._in_flight: Collection[object] = () if batches is None else batches
+        """Batches that pipeline stages compute between two calls of :meth:`step`; empty without stages."""
+        if config.pipeline_parallel_size > 1 and current_platform.is_cpu():
+            self.core.collective_rpc(receive_hidden_states)
         self.core.set_weight_version("0")
         self._weights = WeightUpdates(self.core, self.process_ended, None if config.adapters is None else install_received)
         self.residence = EngineResidence(config.release != "never")
@@ -132,7 +139,7 @@ class VllmLoop:
 
     def has_work(self) -> bool:
         """Whether a step would do something."""
-        return self._weights.undefined is None and not self.residence.away() and self._scheduler.has_requests()
+        return self._weights.undefined is None and not self.residence.away() and (self._scheduler.has_requests() or bool(self._in_flight))
 
     @property
     def weights_undefined(self) -> str | None:
@@ -263,6 +270,7 @@ class VllmLoop:
         if not self._weights.is_open(incoming):
             self.residence.check_update(incoming.version)
             self._finish_scores(deadline)
+            self._finish_batches(deadline)
         self._weights.load(incoming, deadline)
 
     def check_transport(self, tests: Sequence[Remote], deadline: float) -> None:
@@ -314,6 +322,7 @@ class VllmLoop:
         if wanted and on_running == "abort":
             self.abort(list(self.responses))
         if wanted:
+            self._finish_batches(deadline)
             self.core.reset_prefix_cache(reset_running_requests=True)
         if StateKind.PARAMS in wanted and self._discards:
             self._weights.undefined = self._weights.undefined or DISCARDED
@@ -372,6 +381,18 @@ class VllmLoop:
                 raise DeadlineError(f"update waited for {len(self._scores)} sequences being scored; allow more time")
             self.step()
 
+    def _finish_batches(self, deadline: float) -> None:
+        """Let pipeline stages complete what they compute with the weights and the cache that a change would replace."""
+        if not self._in_flight:
+            return
+        self._scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        try:
+            while self._in_flight:
+                _raise_if_past(deadline, "change, which waited for batches of the pipeline stages,")
+                self.step()
+        finally:
+            self._scheduler.set_pause_state(PauseState.UNPAUSED)
+
     def _take_score(self, output: EngineCoreOutput) -> None:
         """Take the log-probs of one scored sequence."""
         if output.finish_reason is None:
@@ -420,6 +441,18 @@ class VllmLoop:
             self.step()
         self.take_finished()
         self.generated_tokens, self.prompt_tokens, self.cached_tokens, self.busy_s, self.steps = 0, 0, 0, 0.0, 0
+
+
+def receive_hidden_states(worker: Any) -> None:
+    """Give a later pipeline stage the buffers that it receives hidden states in.
+
+    vLLM 0.32 makes them in the first trial run of a model, which it leaves out on CPU where nothing is compiled.
+    """
+    runner = worker.model_runner
+    if runner.intermediate_tensors is None and not get_pp_group().is_first_rank:
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+        )
 
 
 def _permit_amx() -> None:

@@ -48,6 +48,7 @@ class ServerConfig:
     trust_remote_code: bool = False
     dtype: str = "bfloat16"
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     max_num_seqs: int = 256
     kv_cache_bytes: int | None = None
     """None: a share of the accelerator's memory."""
@@ -76,6 +77,7 @@ class ServerConfig:
             "trust_remote_code": self.trust_remote_code or None,
             "dtype": self.dtype,
             "tensor_parallel_size": self.tensor_parallel_size,
+            "pipeline_parallel_size": self.pipeline_parallel_size,
             "max_num_seqs": self.max_num_seqs,
             "kv_cache_memory_bytes": self.kv_cache_bytes,
             "gpu_memory_utilization": None if self.kv_cache_bytes is not None else self.memory_fraction,

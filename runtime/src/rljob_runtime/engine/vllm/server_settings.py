@@ -31,6 +31,7 @@ def vllm_server(
         trust_remote_code=model.trust_remote_code,
         dtype=engine_dtype(spec, engine).value,
         tensor_parallel_size=engine.tensor_parallel_size,
+        pipeline_parallel_size=engine.pipeline_parallel_size,
         max_num_seqs=engine.max_running_requests,
         kv_cache_bytes=engine.kv_cache_bytes or (CPU_KV_CACHE_BYTES if on_cpu else None),
         memory_fraction=engine.memory_fraction,
@@ -46,7 +47,7 @@ def vllm_server(
     env = {"VLLM_NO_USAGE_STATS": "1"} | sampler_environment()
     if on_cpu:  # threads are left unbound: several engines share the cores; nothing is compiled
         env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(num_threads), "TORCHDYNAMO_DISABLE": "1"}
-    if on_cpu and engine.tensor_parallel_size == 1:
+    if on_cpu and engine.num_devices == 1:
         # Otherwise the engine has a process for its one worker, which imports all of vLLM again.
         env |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     if on_cpu and releases_devices:  # whose cache can be taken down and set up again
