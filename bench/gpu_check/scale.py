@@ -34,6 +34,8 @@ class Scale:
     small: Model
     """Dense, for ranks that are compared in float32."""
     small_mixture: Model
+    bucket_bytes: int
+    """Of a weight sync."""
     rank_tokens: int
     """Of a micro-batch there."""
     matrix: int
@@ -114,6 +116,7 @@ def gpu(folder: Path) -> Scale:
         mixture=GPU_MIXTURE,
         small=GPU_SMALL,
         small_mixture=GPU_SMALL_MIXTURE,
+        bucket_bytes=256 << 20,
         rank_tokens=768,
         matrix=8192,
         copied_bytes=2 << 30,
@@ -138,6 +141,7 @@ def cpu(folder: Path) -> Scale:
         mixture=CPU_MIXTURE,
         small=Model(name="small", config=TINY, checkpointing=False),
         small_mixture=CPU_MIXTURE,
+        bucket_bytes=1 << 17,
         rank_tokens=48,
         matrix=128,
         copied_bytes=4 << 20,
