@@ -49,11 +49,18 @@ class Scale:
     response_tokens: int
     micro_batch_tokens: int
     logprob_chunk_tokens: int
+    sampled_prompts: int
+    """That engines respond to, each of ``sampled_prompt`` tokens."""
+    sampled_prompt: int
+    sampled_tokens: int
+    """Of each response."""
     repeat: int
     wait_s: float
     """Deadline of what other processes do; at CPU size a busy machine may take its time."""
     folder: Path
     """For models and checkpoints; removed at the end."""
+    found: dict[str, float] = field(default_factory=dict)
+    """What later checks stand beside."""
     written: dict[str, Path] = field(default_factory=dict)
     """Model folders by name, made when the first check needs one."""
 
@@ -116,6 +123,9 @@ def gpu(folder: Path) -> Scale:
         mixture=GPU_MIXTURE,
         small=GPU_SMALL,
         small_mixture=GPU_SMALL_MIXTURE,
+        sampled_prompts=16,
+        sampled_prompt=128,
+        sampled_tokens=128,
         bucket_bytes=256 << 20,
         rank_tokens=768,
         matrix=8192,
@@ -141,6 +151,9 @@ def cpu(folder: Path) -> Scale:
         mixture=CPU_MIXTURE,
         small=Model(name="small", config=TINY, checkpointing=False),
         small_mixture=CPU_MIXTURE,
+        sampled_prompts=4,
+        sampled_prompt=24,
+        sampled_tokens=16,
         bucket_bytes=1 << 17,
         rank_tokens=48,
         matrix=128,
