@@ -34,6 +34,8 @@ CHECKS = (
     Check(name="limits", entry="limits:check", expected_s=15),
     Check(name="ipc", entry="transports:check_ipc", expected_s=20),
     Check(name="collective", entry="transports:check_collective", expected_s=30),
+    Check(name="transports", entry="sync:check", needs=TRAINER, expected_s=60),
+    Check(name="parallel", entry="parallel:check", needs=TRAINER, expected_s=90),
     Check(name="offload", entry="offload:check", needs=RUNTIME, expected_s=25),
     Check(name="attention", entry="attention:check", needs=TRAINER, expected_s=45),
     *(
@@ -44,6 +46,10 @@ CHECKS = (
     Check(name="checkpoint", entry="trainer:check_checkpoint", needs=TRAINER, expected_s=25),
     Check(name="probe", entry="trainer:check_probe", needs=TRAINER, expected_s=15),
     Check(name="engine", entry="engine:check", needs=(*TRAINER, "vllm"), expected_s=60),
+    *(
+        Check(name=f"engine-{variant}", entry=f"generating:check_{variant}", needs=(*TRAINER, "vllm"), expected_s=45)
+        for variant in ("plain", "fp8", "ngram", "async")
+    ),
     Check(name="adapters", entry="trainer:check_adapters", needs=TRAINER, expected_s=40),
     Check(name="mixture", entry="trainer:check_mixture", needs=TRAINER, expected_s=60),
     Check(name="sglang", entry="engine:check_sglang", needs=(*TRAINER, "aiohttp"), expected_s=90),

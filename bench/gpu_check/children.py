@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch.multiprocessing as mp
@@ -24,18 +24,29 @@ def answer(ctx: Any, jobs: Sequence[tuple[Callable[..., None], tuple[Any, ...]]]
     """Start a process for each job, and return what one of them puts into ``results``.
 
     Raises:
-        RuntimeError: one of them ended without an answer.
-        TimeoutError: there was none within ``timeout_s``; all are ended.
+        RuntimeError, TimeoutError: as of :func:`messages`.
+    """
+    (found,) = messages(ctx, jobs, results, count=1, timeout_s=timeout_s, what=what)
+    return found
+
+
+def messages(
+    ctx: Any, jobs: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], results: Any, *, count: int, timeout_s: float, what: str
+) -> Iterator[Any]:
+    """Start a process for each job, and yield ``count`` messages that they put into ``results``; all are ended with the iterator.
+
+    Raises:
+        RuntimeError: one of them ended before all messages had come.
+        TimeoutError: one did not come within ``timeout_s``.
     """
     processes = [ctx.Process(target=target, args=arguments, daemon=False) for target, arguments in jobs]
-    deadline_s = time.monotonic() + timeout_s
     try:
         for process in processes:
             process.start()
-        found = _wait(processes, results, deadline_s, what)
+        for _ in range(count):
+            yield _wait(processes, results, time.monotonic() + timeout_s, what)
         for process in processes:
             process.join(END_S)
-        return found
     finally:
         for process in processes:
             if process.is_alive():

@@ -31,6 +31,13 @@ class Scale:
     models: tuple[Model, ...]
     """Dense ones, the smallest first."""
     mixture: Model
+    small: Model
+    """Dense, for ranks that are compared in float32."""
+    small_mixture: Model
+    bucket_bytes: int
+    """Of a weight sync."""
+    rank_tokens: int
+    """Of a micro-batch there."""
     matrix: int
     """Rows and columns of the matrix product."""
     copied_bytes: int
@@ -42,11 +49,18 @@ class Scale:
     response_tokens: int
     micro_batch_tokens: int
     logprob_chunk_tokens: int
+    sampled_prompts: int
+    """That engines respond to, each of ``sampled_prompt`` tokens."""
+    sampled_prompt: int
+    sampled_tokens: int
+    """Of each response."""
     repeat: int
     wait_s: float
     """Deadline of what other processes do; at CPU size a busy machine may take its time."""
     folder: Path
     """For models and checkpoints; removed at the end."""
+    found: dict[str, float] = field(default_factory=dict)
+    """What later checks stand beside."""
     written: dict[str, Path] = field(default_factory=dict)
     """Model folders by name, made when the first check needs one."""
 
@@ -95,6 +109,10 @@ GPU_MIXTURE = _mixture(_qwen(2048, 8, 32, 4, 6144, tied=False), experts=64, widt
 """The widths of Qwen3-30B-A3B with 8 of its 48 layers and half of its experts, so that one device holds its moments."""
 CPU_MIXTURE = _mixture(TINY, experts=4, width=128, each=2, head_dim=32)
 
+GPU_SMALL = Model(name="small", config=_qwen(256, 3, 8, 4, 1024, 32_768), checkpointing=False)
+"""Just above where Auto begins to compile layers."""
+GPU_SMALL_MIXTURE = _mixture(_qwen(256, 2, 8, 4, 1024, 4096), experts=8, width=256, each=2, head_dim=32)
+
 
 def gpu(folder: Path) -> Scale:
     """For the first CUDA device."""
@@ -103,6 +121,13 @@ def gpu(folder: Path) -> Scale:
         dtype="bfloat16",
         models=GPU_MODELS,
         mixture=GPU_MIXTURE,
+        small=GPU_SMALL,
+        small_mixture=GPU_SMALL_MIXTURE,
+        sampled_prompts=16,
+        sampled_prompt=128,
+        sampled_tokens=128,
+        bucket_bytes=256 << 20,
+        rank_tokens=768,
         matrix=8192,
         copied_bytes=2 << 30,
         state_bytes=4 << 30,
@@ -124,6 +149,13 @@ def cpu(folder: Path) -> Scale:
         dtype="float32",  # many processors have no bfloat16
         models=tuple(Model(name=model.name, config=TINY, checkpointing=model.checkpointing) for model in GPU_MODELS),
         mixture=CPU_MIXTURE,
+        small=Model(name="small", config=TINY, checkpointing=False),
+        small_mixture=CPU_MIXTURE,
+        sampled_prompts=4,
+        sampled_prompt=24,
+        sampled_tokens=16,
+        bucket_bytes=1 << 17,
+        rank_tokens=48,
         matrix=128,
         copied_bytes=4 << 20,
         state_bytes=4 << 20,

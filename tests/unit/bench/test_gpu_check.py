@@ -98,7 +98,7 @@ def test_senseless_options_are_refused(wrong, capsys):
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="at CPU size only where there is no GPU")
 def test_every_line_at_cpu_size(tmp_path: Path, capsys):
-    names = [check.name for check in CHECKS if check.name not in ("engine", "sglang")]
+    names = [check.name for check in CHECKS if not check.name.startswith(("engine", "sglang"))]
     files = ("--json", str(tmp_path / "out.json"), "--markdown", str(tmp_path / "out.md"), "--folder", str(tmp_path))
     code = main([*(word for name in names for word in ("--only", name)), *files])
     found = json.loads((tmp_path / "out.json").read_text())
@@ -130,6 +130,17 @@ def test_an_engine_sleeps_and_wakes_at_cpu_size(check: str, engine: str, tmp_pat
     whats = [line["what"] for line in found["lines"]]
     assert any(f"{engine} against the trainer" in what for what in whats)
     assert any("waking up" in what for what in whats)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="at CPU size only where there is no GPU")
+def test_an_engine_samples_what_the_trainer_scores(tmp_path: Path):
+    variants = [check.name for check in CHECKS if check.name.startswith("engine-")]
+    assert main([*(word for name in variants for word in ("--only", name)), "--json", str(tmp_path / "out.json")]) == 0
+    lines = json.loads((tmp_path / "out.json").read_text())["lines"]
+    assert {line["check"] for line in lines if line["verdict"] == "PASS"} == {"engine-plain"}
+    assert {line["check"] for line in lines if line["skipped"]} == set(variants) - {"engine-plain"}
+    assert any("plain against the trainer, as sampled" in line["what"] for line in lines)
 
 
 def test_the_entry_point_is_python_that_runs():

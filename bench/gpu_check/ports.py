@@ -1,0 +1,15 @@
+"""Free ports of this machine."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+
+
+def free_ports(count: int) -> list[int]:
+    """So many different ones, free at the moment."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
