@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 SOCKETS = {
+    "NCCL_NET": "Socket",
     "NCCL_IB_DISABLE": "1",
     "NCCL_SOCKET_IFNAME": "lo",
     "NCCL_P2P_DISABLE": "1",
