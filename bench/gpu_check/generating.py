@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,37 +45,33 @@ FP8_MEAN, FP8_TAIL = 0.2, 0.6
 """Nats: weights of 8 bits are another policy, whose distance truncated importance sampling corrects."""
 
 
-def check_of(variant: str) -> Callable[[Scale], Iterator[Line]]:
-    """The check of one variant."""
-
-    def check(scale: Scale) -> Iterator[Line]:
-        name = f"engine-{variant}"
-        if not scale.on_cuda and (reason := NOT_ON_CPU.get(variant)):
-            yield Line(check=name, what="skipped", skipped=reason)
-            return
-        yield from _variant(name, variant, scale)
-
-    return check
-
-
 def check_plain(scale: Scale) -> Iterator[Line]:
     """Without any of them: what the others stand beside."""
-    yield from check_of("plain")(scale)
+    yield from _check("plain", scale)
 
 
 def check_fp8(scale: Scale) -> Iterator[Line]:
     """Weights and activations in 8 bits."""
-    yield from check_of("fp8")(scale)
+    yield from _check("fp8", scale)
 
 
 def check_ngram(scale: Scale) -> Iterator[Line]:
     """Speculation from the sequence's own earlier tokens."""
-    yield from check_of("ngram")(scale)
+    yield from _check("ngram", scale)
 
 
 def check_async(scale: Scale) -> Iterator[Line]:
     """A step is scheduled while the one before it is computed."""
-    yield from check_of("async")(scale)
+    yield from _check("async", scale)
+
+
+def _check(variant: str, scale: Scale) -> Iterator[Line]:
+    """The lines of one variant."""
+    name = f"engine-{variant}"
+    if not scale.on_cuda and (reason := NOT_ON_CPU.get(variant)):
+        yield Line(check=name, what="skipped", skipped=reason)
+    else:
+        yield from _variant(name, variant, scale)
 
 
 def _variant(name: str, variant: str, scale: Scale) -> Iterator[Line]:
