@@ -214,7 +214,7 @@ def _update(engine: Engine, folder: Path, bucket_bytes: int, wait_s: float) -> N
     tensors = {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
     specs = [(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in tensors.items()]
     manifest = plan_buckets(specs, bucket_bytes)
-    parts = []
+    parts: list[Any] = []
     for bucket in manifest.buckets:
         data = np.zeros(bucket.size_bytes, dtype=np.uint8)
         pack(bucket, {slot.name: tensors[slot.name] for slot in bucket.slots}, data)
