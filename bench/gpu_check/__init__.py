@@ -5,9 +5,12 @@
     checks.py      the table: name, what it needs, how long it takes ── run one after another
       limits.py      the machine alone: matrix products, copies, files                  torch
       transports.py  between two processes: IPC handles, a collective (peers.py)        torch
+      sync.py        weights through a job's transports (sync_ends.py)                  + transformers
+      parallel.py    two trainer ranks compared with one (ranks.py)                     + transformers
       offload.py     state off the device and back                                      + rljob_runtime
       trainer.py     training step, log-probs, memory, checkpoint, probe                + transformers
       engine.py      vLLM: sleep, wake, probe against the trainer                       + vllm
+      generating.py  vLLM with speculation, in fp8, scheduling ahead                    + vllm
     lines.py       a value beside its limit and its bound: PASS or FAIL
     terminal.py    progress bar and table (rich where it is installed), JSON
 

@@ -13,6 +13,7 @@ from bench.gpu_check.scale import Scale
 
 RUNTIME = ("pydantic", "numpy")
 TRAINER = (*RUNTIME, "transformers", "xxhash", "safetensors")
+ENGINE = (*TRAINER, "vllm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,22 +39,24 @@ CHECKS = (
     Check(name="parallel", entry="parallel:check", needs=TRAINER, expected_s=90),
     Check(name="offload", entry="offload:check", needs=RUNTIME, expected_s=25),
     Check(name="attention", entry="attention:check", needs=TRAINER, expected_s=45),
+    Check(name="train-0.5B", entry="trainer:check_of", index=0, needs=TRAINER, expected_s=20),
+    Check(name="engine", entry="engine:check", needs=ENGINE, expected_s=60),
     *(
-        Check(name=f"train-{size}", entry="trainer:check_of", index=index, needs=TRAINER, expected_s=seconds)
-        for index, (size, seconds) in enumerate((("0.5B", 20.0), ("1.5B", 30.0), ("3B", 50.0), ("7B", 90.0)))
+        Check(name=f"engine-{variant}", entry=f"generating:check_{variant}", needs=ENGINE, expected_s=45)
+        for variant in ("plain", "ngram", "fp8", "async")
     ),
     Check(name="switch", entry="trainer:check_switch", needs=TRAINER, expected_s=15),
     Check(name="checkpoint", entry="trainer:check_checkpoint", needs=TRAINER, expected_s=25),
     Check(name="probe", entry="trainer:check_probe", needs=TRAINER, expected_s=15),
-    Check(name="engine", entry="engine:check", needs=(*TRAINER, "vllm"), expected_s=60),
-    *(
-        Check(name=f"engine-{variant}", entry=f"generating:check_{variant}", needs=(*TRAINER, "vllm"), expected_s=45)
-        for variant in ("plain", "fp8", "ngram", "async")
-    ),
     Check(name="adapters", entry="trainer:check_adapters", needs=TRAINER, expected_s=40),
     Check(name="mixture", entry="trainer:check_mixture", needs=TRAINER, expected_s=60),
+    *(
+        Check(name=f"train-{size}", entry="trainer:check_of", index=index, needs=TRAINER, expected_s=seconds)
+        for index, (size, seconds) in enumerate((("1.5B", 30.0), ("3B", 50.0), ("7B", 90.0)), start=1)
+    ),
     Check(name="sglang", entry="engine:check_sglang", needs=(*TRAINER, "aiohttp"), expected_s=90),
 )
+"""In the order of their worth where time is short."""
 FAULTS = (RuntimeError, OSError, ValueError, ImportError, AssertionError)
 """What a check may end with: of torch and of this project, RuntimeFault included. Anything else is a fault of this program."""
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 SOCKETS = {
+    "NCCL_NET": "Socket",
     "NCCL_IB_DISABLE": "1",
     "NCCL_SOCKET_IFNAME": "lo",
     "NCCL_P2P_DISABLE": "1",
@@ -131,15 +132,15 @@ def started(case: Case, rank: int, world_size: int, plan: Mapping[str, Any]) -> 
         settings["lora"] = LoraConfig(rank=settings["lora"], alpha=2.0 * settings["lora"])
     if "layer_compilation" in settings:
         settings["layer_compilation"] = LayerCompilation(settings["layer_compilation"])
-    make, config_of = (CriticWorker, CriticConfig) if case.critic else (PolicyWorker, PolicyConfig)
-    config = config_of(
+    make: Any = CriticWorker if case.critic else PolicyWorker
+    own: dict[str, Any] = {**settings, **(case.layout if world_size == 2 else {})}
+    config = (CriticConfig if case.critic else PolicyConfig)(
         model_path=plan["models"][case.model],
         dtype="float32",
         learning_rate=1e-2,
         eps=1e-3,  # a small one would turn rounding of gradients near zero into whole steps
         token_budget=plan["token_budget"],
-        **settings,
-        **(case.layout if world_size == 2 else {}),
+        **own,
     )
     worker = make(config, rank, world_size)
     worker.setup("127.0.0.1", plan["ports"][case.name][world_size - 1], plan["wait_s"])

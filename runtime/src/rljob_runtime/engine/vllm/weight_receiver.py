@@ -22,7 +22,9 @@ from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransfe
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload, layerwise
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.platforms import current_platform
 
+from rljob_runtime.engine.vllm.drafted import repair_drafted_sampling
 from rljob_runtime.engine.vllm.packed_weights import repack_experts, repack_shared_weights
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket
@@ -80,8 +82,10 @@ def _shown(value: object) -> object:
 
 
 def register() -> None:
-    """Make the receiver known to vLLM in this process; repeated calls do nothing."""
+    """Make the receiver known to vLLM in this process, and repair what it gets wrong on CPU; repeated calls do nothing."""
     layerwise.get_numel_loaded = count_once
+    if current_platform.is_cpu():
+        repair_drafted_sampling()
     try:
         WeightTransferEngineFactory.register_engine(BACKEND, __name__, BucketReceiver.__name__)
     except ValueError as exc:
