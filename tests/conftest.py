@@ -33,6 +33,10 @@ WITH_API_SERVER = (
     "test_operator_webhook.py",
 )
 """Files of one API server, which computes 10 s before it serves: run by one process, beginning with those that mostly wait."""
+WITH_VLLM = ("test_vllm_engine.py", "test_sampling_mask.py", "test_router_replay.py", "test_mixture_engine.py")
+"""Files of vLLM in the process of the test, whose imports compute 6 s: by one process as well."""
+TOGETHER = {name: files[0] for files in (WITH_API_SERVER, WITH_VLLM) for name in files}
+"""The file by which those are called that one process runs."""
 LONGEST_FIRST = (
     *WITH_API_SERVER,
     "test_quickstart.py",
@@ -49,6 +53,7 @@ LONGEST_FIRST = (
     "test_server_offload.py",
     "test_incluster.py",
     "test_sglang_engine.py",
+    *WITH_VLLM,
     "test_overlap_run.py",
     "test_sync_faults.py",
     "test_convert.py",
@@ -107,12 +112,12 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 
 
 class LongTestsSpread(LoadFileScheduling):
-    """A file is run by one process, those of :data:`SPREAD` by several, those of :data:`WITH_API_SERVER` by the same."""
+    """A file is run by one process, those of :data:`SPREAD` by several, those of :data:`TOGETHER` by the same."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
         name = Path(file).name
-        return nodeid if name in SPREAD else WITH_API_SERVER[0] if name in WITH_API_SERVER else file
+        return nodeid if name in SPREAD else TOGETHER.get(name, file)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -131,12 +136,14 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Torch, transformers and some thousand tests stay: looking for garbage among them is a third of what collecting them takes."""
+    """Torch, transformers and some thousand tests stay: looking for garbage among them is a third of what collecting them takes.
+
+    Nor is it looked for once at the end, which takes every process 2 s.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
-        gc.collect()
         gc.freeze()
         gc.enable()
 

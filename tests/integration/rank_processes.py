@@ -6,6 +6,7 @@ The ranks are forks of one fresh process, because importing torch and transforme
 from __future__ import annotations
 
 import dataclasses
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -36,12 +37,19 @@ DEADLINE_S = HANG_S
 Arrays = dict[str, np.ndarray]
 
 
+WITHOUT_COLLECTOR = """
+import gc, runpy, sys
+gc.disable()  # a fifth of what the imports compute; fork_ranks enables it again
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def run_script(script: str, folder: Path) -> None:
     """Run ``script FOLDER``, which calls :func:`fork_ranks`, and expect success."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, script, str(folder)], env=environment, capture_output=True, text=True, timeout=DEADLINE_S + 10.0, check=False
-    )
+    command = [sys.executable, "-c", WITHOUT_COLLECTOR, script, str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S + 10.0, check=False)
     assert done.returncode == 0, f"{script} failed:\n{done.stderr[-4000:]}"
 
 
@@ -50,6 +58,8 @@ def fork_ranks(num_ranks: int, num_ports: int, main: Callable[[int, list[int], P
     ports, context = free_ports(num_ports), multiprocessing.get_context("fork")
     ranks = [context.Process(target=main, args=(rank, list(ports), Path(sys.argv[1]))) for rank in range(num_ranks)]
     deadline = time.monotonic() + DEADLINE_S
+    gc.freeze()  # a collection in a rank would copy all that it looks at
+    gc.enable()
     for process in ranks:
         process.start()
     try:

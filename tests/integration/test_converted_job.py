@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import reasoning_gym
 import yaml
 
 from bench.lake import converted
@@ -54,6 +53,8 @@ def scaled(manifest: dict[str, Any], folder: Path) -> None:
 def test_rolls_asynchronous_example_learns_with_its_engine_in_float16(
     quickstart_models: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import reasoning_gym
+
     monkeypatch.chdir(tmp_path)
     text = (ROLLS / "roll-rlvr-async.yaml").read_text()
     assert text.count("strategy_name: sglang") == 1

@@ -7,19 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig
-from vllm.platforms import current_platform
-from vllm.v1.engine import EngineCoreOutput
 
 from rljob_runtime.engine.request_checks import RequestLimits
-from rljob_runtime.engine.vllm.engine_args import engine_args
-from rljob_runtime.engine.vllm.response import Response
-from rljob_runtime.engine.vllm.routes import ReturnedRoutes
 from rljob_runtime.errors import DataError, ModelError, RuntimeFault
 from rljob_runtime.overlap.arrange import StepSamples, arrange
 from rljob_runtime.overlap.buffer import Group
@@ -33,6 +28,9 @@ from tests.support.engine_contract import config_for, drain
 from tests.support.records import ids, make_prompt
 from tests.support.trainers import whole_policy
 from tests.support.vllm_engine import running
+
+if TYPE_CHECKING:
+    from rljob_runtime.engine.vllm.response import Response
 
 VOCAB, SAMPLES, TOKENS = 60, 6, 24
 CONFIG = Qwen3MoeConfig(
@@ -123,6 +121,8 @@ def test_replayed_routes_bring_the_trainer_nearer_to_the_engine(tmp_path: Path) 
 
 
 def response(prompt_tokens: int, known: int = 0) -> Response:
+    from rljob_runtime.engine.vllm.response import Response
+
     asked = GenerationRequest(
         request_id="r", prompt_token_ids=ids(*range(prompt_tokens)), sampling=SAMPLING, seed=0, num_routed_before=known
     )
@@ -156,6 +156,11 @@ def test_tokens_that_are_computed_again_keep_their_first_routes() -> None:
 
 
 def test_pieces_that_vllm_returns_on_accelerators_are_one() -> None:
+    from vllm.v1.engine import EngineCoreOutput
+
+    from rljob_runtime.engine.vllm.response import Response
+    from rljob_runtime.engine.vllm.routes import ReturnedRoutes
+
     made = {"r": response(prompt_tokens=3), "silent": Response(prompt_tokens=2)}
     for pieces in ({"r": [200, 1, 2], "silent": [9, 9]}, {"r": None, "gone": [5]}, {"r": [3]}):
         outputs = [
@@ -170,6 +175,10 @@ def test_pieces_that_vllm_returns_on_accelerators_are_one() -> None:
 
 
 def test_vllm_is_asked_where_it_can_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.platforms import current_platform
+
+    from rljob_runtime.engine.vllm.engine_args import engine_args
+
     CONFIG.save_pretrained(tmp_path)
     config = replace(config_for(str(tmp_path)), max_model_len=4096, returns_routes=True)
     on_cpu = engine_args(config)

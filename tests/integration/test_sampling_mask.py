@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
-from vllm.v1.outputs import LogprobsLists
 
 from rljob_api.v1alpha1 import RLJob
 from rljob_runtime.engine.vllm.engine import VllmEngine
-from rljob_runtime.engine.vllm.sampling import possible_tokens
 from rljob_runtime.errors import DataError
 from rljob_runtime.job.learning_settings import sampling
 from rljob_runtime.records import Completion, GenerationRequest, Sampling
@@ -117,6 +115,10 @@ def test_what_an_aborted_response_has_has_its_mask(engine: VllmEngine) -> None:
 
 
 def test_a_set_that_is_wider_than_the_list_is_not_known() -> None:
+    from vllm.v1.outputs import LogprobsLists
+
+    from rljob_runtime.engine.vllm.sampling import possible_tokens
+
     listed = np.array([[3, 3, 5, 6], [5, 3, 5, 6], [9, 3, 5, 6]])
     values = np.array([[-1.0, -1.0, -2.0, -np.inf], [-2.0, -1.0, -2.0, -np.inf], [-3.0, -1.0, -2.0, -3.0]])
     lists = LogprobsLists(logprob_token_ids=listed, logprobs=values, sampled_token_ranks=np.zeros(3))

@@ -114,7 +114,7 @@ def test_the_models_own_end_token_ends_a_response(tied: VllmEngine) -> None:
     assert all(EOS not in tokens(completion) for completion in found.values() if completion.finish_reason == "length")
 
 
-def test_the_same_seed_draws_the_same_tokens_alone_and_in_company(engine: VllmEngine) -> None:
+def test_the_same_seed_samples_the_same_tokens_alone_and_in_a_batch(engine: VllmEngine) -> None:
     sampling = Sampling(max_tokens=24)
     alone = generate(engine, [request("alone", sampling, 7)])["alone"]
     crowd = [request(f"c{i}", Sampling(max_tokens=5 + i % 20, temperature=0.9), 1000 + i, (3 + i % 50, 9, 4)) for i in range(90)]

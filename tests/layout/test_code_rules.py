@@ -26,7 +26,7 @@ def does_nothing(body: list[ast.stmt]) -> bool:
 
 
 def offences(source: str) -> Iterator[tuple[int, str]]:
-    """Line and sentence for each ``eval``/``exec`` call and each broad handler that drops what it caught."""
+    """Line and sentence for each ``eval``/``exec`` call, broad handler that drops what it caught, and monkeypatched setting of torch."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
             yield node.lineno, f"calls {node.func.id}"
@@ -36,6 +36,10 @@ def offences(source: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, "bare except"
             elif caught & BROAD and does_nothing(node.body):
                 yield node.lineno, "swallows every exception"
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "monkeypatch.setattr" and node.args:
+            target = ast.unparse(node.args[0])
+            if target.startswith("torch.") and target.endswith(".config"):  # undone by delattr, which hides the setting in this process
+                yield node.lineno, f"monkeypatches {target}; use {target}.patch"
 
 
 def prints(source: str) -> Iterator[tuple[int, str]]:
@@ -72,6 +76,8 @@ def test_library_code_does_not_print() -> None:
         ("try:\n    f()\nexcept KeyError:\n    pass", []),
         ("try:\n    f()\nexcept Exception as e:\n    g(e)", []),
         ("model.eval()", []),
+        ("monkeypatch.setattr(torch._dynamo.config, 'a', 1)", ["monkeypatches torch._dynamo.config; use torch._dynamo.config.patch"]),
+        ("monkeypatch.setattr(torch, 'compile', f)", []),
     ],
 )
 def test_the_gate_sees_what_it_should(source: str, expected: list[str]) -> None:

@@ -1,5 +1,6 @@
 """What must stay light: the command line starts without tensors, the API and the operator install without Ray or torch."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -7,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.layout.tree import ROOT
+from tests.layout.tree import ROOT, member_files, python_files
 from tests.support.pace import HANG_S
 
 HEAVY = ("ray", "torch", "transformers", "vllm")
+FOR_FEW_TESTS = re.compile(r"^(?:from|import) (vllm|pandas|reasoning_gym)\b", re.MULTILINE)
+"""Packages that every process of pytest would import while it collects, 1 to 5 s of computing each."""
+NOT_CODE = re.compile(r'"""[\s\S]*?"""')
+"""Docstrings, and programs that tests give to other processes."""
 
 RUN_COMMAND = """
 import sys
@@ -57,6 +62,22 @@ def test_a_missing_model_is_reported_before_anything_heavy_is_imported(tmp_path:
     run_it = RUN_COMMAND % ((*HEAVY, "aiohttp", "huggingface_hub", "reasoning_gym"),)
     lines = run([sys.executable, "-c", run_it, "run", tmp_path / "job.yaml"]).splitlines()
     assert lines[-2:] == ["exit 2", "heavy"]
+
+
+def test_collecting_tests_imports_no_package_that_few_of_them_need() -> None:
+    """They are imported in the tests that use them, as are the engine's modules that import vLLM at once."""
+    engines = [path.stem for path in member_files() if "vllm" in path.parts and re.search(r"^from vllm", path.read_text(), re.MULTILINE)]
+    names = "|".join(engines)
+    through = re.compile(rf"^(?:from|import) rljob_runtime\.engine\.vllm(?:\.(?:{names})\b| import .*\b(?:{names})\b)", re.MULTILINE)
+    assert "engine_args" in engines
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in python_files()
+        if path.name.startswith("test_")
+        for pattern in (FOR_FEW_TESTS, through)
+        for match in pattern.finditer(NOT_CODE.sub("", path.read_text()))
+    ]
+    assert found == []
 
 
 def find_uv() -> str:

@@ -1,6 +1,7 @@
 """Words that are not used here, and what is written instead; see docs/glossary.md."""
 
 import re
+from collections.abc import Iterator
 
 from tests.layout.tree import ROOT, repository_files, text_of
 
@@ -18,12 +19,15 @@ WORDS = {
     r"\bshall\b": "must",
     r"\btold\b": "called, reported",
     "is_told": "is_reported",
+    r"\bdrawn (?:tokens?|responses?|samples?|from)\b": "sampled, generated",
     "misspelt": "misspelled",
     "learnt": "learned",
     "honour": "honor",
     "centred": "centered",
     r"labelled(?!by)": "labeled",
 }
+EVERYWHERE = re.compile("|".join(WORDS), re.IGNORECASE)
+NAME = re.compile(r"\bdef \w+")
 VALUE_OF_THE_API = re.compile(r"\bBehaviour\b")
 """A value of the released enum ``ProximalPolicy``."""
 
@@ -38,14 +42,26 @@ def is_excepted(path: str) -> bool:
     )
 
 
+def problems(text: str) -> Iterator[tuple[int, str]]:
+    """Line and sentence for each word; the words of a function's name are looked at as well."""
+    places = {match.start(): match[0] for match in EVERYWHERE.finditer(text)}
+    for name in NAME.finditer(text):
+        places |= {name.start() + match.start(): match[0] for match in EVERYWHERE.finditer(name[0].replace("_", " "))}
+    for begin, word in sorted(places.items()):
+        if not VALUE_OF_THE_API.fullmatch(word):
+            instead = next(good for bad, good in WORDS.items() if re.fullmatch(bad, word, re.IGNORECASE))
+            yield text.count("\n", 0, begin) + 1, f"{word!r}; write {instead!r}"
+
+
 def test_words_that_are_not_used() -> None:
-    everywhere = re.compile("|".join(WORDS), re.IGNORECASE)
     found = []
     for file in repository_files():
         path = str(file.relative_to(ROOT))
         text = "" if is_excepted(path) else text_of(file) or ""
-        for match in everywhere.finditer(text):
-            if not VALUE_OF_THE_API.fullmatch(match[0]):
-                instead = next(good for bad, good in WORDS.items() if re.fullmatch(bad, match[0], re.IGNORECASE))
-                found.append(f"{path}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]!r}; write {instead!r}")
+        found += [f"{path}:{line}: {problem}" for line, problem in problems(text)]
     assert found == []
+
+
+def test_the_gate_reads_names() -> None:
+    text = "# colored\ndef test_a_lock_made_anew(told: int) -> None:\n    honored_for_good_reason = told\n"
+    assert [(line, problem.partition(";")[0]) for line, problem in problems(text)] == [(2, "'anew'"), (2, "'told'"), (3, "'told'")]

@@ -47,7 +47,7 @@ def test_no_spec_or_status_is_too_odd_for_a_decision(spec: dict[str, Any], curre
 
 
 @given(log=st.text(), lines=st.lists(st.text(max_size=300), max_size=80), reason=st.sampled_from(list(Reason)), message=st.text())
-def test_a_digest_keeps_the_last_word_and_is_small(log: str, lines: list[str], reason: Reason, message: str) -> None:
+def test_a_digest_keeps_the_termination_message_and_is_small(log: str, lines: list[str], reason: Reason, message: str) -> None:
     last = termination.encode(termination.DriverFailure(reason=reason, message=message))
     text = "\n".join([log, *lines, last, "the end"])
     found = termination.decode(views.digest(text))

@@ -213,7 +213,7 @@ class EngineContract:
         ],
         ids=lambda s: f"t{s.temperature}-p{s.top_p}-k{s.top_k}-m{s.min_p}",
     )
-    def test_logprobs_are_those_of_the_distribution_drawn_from(self, engine: Engine, sampling: Sampling) -> None:
+    def test_logprobs_are_those_of_the_distribution_sampled_from(self, engine: Engine, sampling: Sampling) -> None:
         model = new_model(tied=False, seed=0)
         found = generate(engine, [request(f"r{seed}", sampling, seed) for seed in range(6)])
         for completion in found.values():
@@ -312,7 +312,7 @@ class EngineContract:
         assert engine.version() == version
         assert engine.score([(5, 6, 7, 8)], TIMEOUT_S)[0] == pytest.approx(before[0], abs=TOLERANCE)
 
-    def test_abort_returns_what_was_drawn(self, engine: Engine) -> None:
+    def test_abort_returns_what_was_generated(self, engine: Engine) -> None:
         greedy = replace(LONG, temperature=0.0)
         whole = generate(engine, [request("whole", greedy)])["whole"]
         engine.submit([request("cut", greedy), request("short", Sampling(max_tokens=2), 5)])

@@ -64,7 +64,7 @@ def tables() -> list[Path]:
 
 def read(table: Path) -> list[InvalidManifest]:
     """The cases of one file."""
-    rows = yaml.safe_load(table.read_text(encoding="utf-8"))
+    rows = yaml.load(table.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)  # as safe_load does, ten times as fast
     return [InvalidManifest(**row | {"remove": tuple(row.get("remove", ()))}) for row in rows]
 
 

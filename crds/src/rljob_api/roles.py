@@ -43,6 +43,17 @@ class RunsOn(Enum):
     """CPU, or a robot or other hardware that ranks count."""
 
 
+class AutoPhase(Enum):
+    """The phase of a step that a role computes, which says how ``placement.mode: Auto`` sizes and places it."""
+
+    TRAIN = auto()
+    """As many devices as divide a mini-batch's samples; chosen first."""
+    GENERATE = auto()
+    """Engines on the devices that are left, or on the rest of the node that trains."""
+    REFERENCE = auto()
+    """Forward passes over whole sequences: as many devices as divide the responses of a step, beside those that train or elsewhere."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleTraits:
     """A row."""
@@ -54,8 +65,8 @@ class RoleTraits:
     """Components of the role that a job may have; None for any number."""
     offload_fields: tuple[str, ...] = ()
     """State on devices, as the manifest's keys of ``components[].offload``."""
-    is_auto_placed: bool = False
-    """Whether ``placement.mode: Auto`` chooses devices for it."""
+    auto_phase: AutoPhase | None = None
+    """What ``placement.mode: Auto`` chooses devices for; None where it leaves the role to the spec. One role for each phase."""
     has_engine: bool = False
     """Whether its processes are inference engines: of several devices, each independent of the others, and free to share a device."""
     is_trained: bool = False
@@ -68,6 +79,11 @@ class RoleTraits:
     """Whether its model is another than ``spec.model``: it is not in the memory estimate."""
     publishes_weights: bool = False
     """Whether engines get their weights from it; its rank 0 gathers them."""
+
+    @property
+    def is_auto_placed(self) -> bool:
+        """Whether ``placement.mode: Auto`` chooses devices for it."""
+        return self.auto_phase is not None
 
     @property
     def holds_model(self) -> bool:
@@ -97,7 +113,7 @@ TRAITS: Mapping[Role, RoleTraits] = MappingProxyType(
             min_components=1,
             max_components=1,
             offload_fields=("optimizer", "weight", "grad"),
-            is_auto_placed=True,
+            auto_phase=AutoPhase.TRAIN,
             is_trained=True,
             sized_by_training=True,
             publishes_weights=True,
@@ -106,11 +122,15 @@ TRAITS: Mapping[Role, RoleTraits] = MappingProxyType(
             runs_on=RunsOn.DEVICES,
             min_components=1,
             offload_fields=("weight", "kvCache"),
-            is_auto_placed=True,
+            auto_phase=AutoPhase.GENERATE,
             has_engine=True,
         ),
         Role.REFERENCE: RoleTraits(
-            runs_on=RunsOn.DEVICES, max_components=1, offload_fields=("weight",), is_auto_placed=True, takes_tensor_parallel=True
+            runs_on=RunsOn.DEVICES,
+            max_components=1,
+            offload_fields=("weight",),
+            auto_phase=AutoPhase.REFERENCE,
+            takes_tensor_parallel=True,
         ),
         Role.CRITIC: RoleTraits(
             runs_on=RunsOn.DEVICES,
@@ -128,3 +148,6 @@ TRAITS: Mapping[Role, RoleTraits] = MappingProxyType(
 """Every role, in the order in which ``mode: Auto`` names and places them."""
 AUTO_ROLES: tuple[Role, ...] = tuple(role for role, traits in TRAITS.items() if traits.is_auto_placed)
 """Roles that ``mode: Auto`` chooses devices for."""
+ROLE_OF_PHASE: Mapping[AutoPhase, Role] = MappingProxyType(
+    {traits.auto_phase: role for role, traits in TRAITS.items() if traits.auto_phase is not None}
+)

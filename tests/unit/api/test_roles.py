@@ -10,7 +10,7 @@ import pytest
 from rljob_api import memory, planner, validation
 from rljob_api.errors import SpecInvalidError
 from rljob_api.planning.plan import PlacementMode, Plan
-from rljob_api.roles import AUTO_ROLES, TRAITS, RunsOn
+from rljob_api.roles import AUTO_ROLES, ROLE_OF_PHASE, TRAITS, AutoPhase, RunsOn
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.components import ComponentOffload, Role
 from tests.unit.api.manifests import manifest
@@ -40,6 +40,12 @@ def planned(made: dict[str, Any]) -> Plan:
 
 def test_every_role_has_a_row() -> None:
     assert set(TRAITS) == set(Role)
+
+
+def test_every_phase_of_auto_has_one_role() -> None:
+    assert set(ROLE_OF_PHASE) == set(AutoPhase)
+    assert list(ROLE_OF_PHASE.values()) == list(AUTO_ROLES)
+    assert {phase: phase is AutoPhase.GENERATE for phase in AutoPhase} == {p: TRAITS[r].has_engine for p, r in ROLE_OF_PHASE.items()}
 
 
 def test_offload_fields_are_fields_of_the_manifest() -> None:

@@ -161,7 +161,7 @@ def test_a_penalty_with_its_reference(kl: dict[str, Any]) -> None:
         {"rollout": {"groupFilter": {"minMean": 0.1}}, "algorithm": {"filters": {"minGroupMean": 0.2}}},
     ],
 )
-def test_drawing_responses(sections: dict[str, Any]) -> None:
+def test_sampling_responses(sections: dict[str, Any]) -> None:
     assert paths(job(**sections)) == []
 
 

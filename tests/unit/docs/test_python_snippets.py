@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import pandas  # type: ignore[import-untyped]
 import pytest
 import torch
 
@@ -139,6 +138,8 @@ def test_memory_is_logged_as_the_page_says(caplog: pytest.LogCaptureFixture, tmp
 
 
 def test_verls_data_become_lines_of_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pandas  # type: ignore[import-untyped]
+
     row = {"prompt": [{"role": "user", "content": "6 * 7?"}], "reward_model": {"ground_truth": 42}}
     pandas.DataFrame([row]).to_parquet(tmp_path / "train.parquet")
     monkeypatch.setattr(sys, "argv", ["to_jsonl.py", str(tmp_path / "train.parquet")])

@@ -87,7 +87,7 @@ def test_a_second_lock_names_its_deadline(folder: StateFolder):
         pass
 
 
-def test_a_removed_lock_file_is_made_anew(folder: StateFolder):
+def test_a_removed_lock_file_is_made_again(folder: StateFolder):
     with folder.lock(deadline_s=0):
         folder.remove_lock_file()
         with folder.lock(deadline_s=0):

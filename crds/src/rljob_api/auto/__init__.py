@@ -20,7 +20,7 @@ from rljob_api.auto.request import Request, is_auto, read
 from rljob_api.errors import FieldError, counted
 from rljob_api.planning.explicit import plan_or_errors as explicit_plan
 from rljob_api.planning.plan import Plan
-from rljob_api.v1alpha1.components import Role
+from rljob_api.roles import ROLE_OF_PHASE, AutoPhase
 from rljob_api.v1alpha1.operations import Residency
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
@@ -189,7 +189,7 @@ def _needs_no_less(candidate: Candidate, other: Candidate) -> bool:
     """Whether a candidate spreads the same states over no more devices of the same group."""
     if candidate.kind is not other.kind or candidate.beside != other.beside:
         return False
-    trainer, other_trainer = candidate.shares.get(Role.TRAINER), other.shares.get(Role.TRAINER)
+    trainer, other_trainer = candidate.shares.get(AutoPhase.TRAIN), other.shares.get(AutoPhase.TRAIN)
     same_group = not trainer or not other_trainer or trainer[0].group is other_trainer[0].group
     mine, theirs = candidate.use, other.use
     return same_group and mine.trainer_devices <= theirs.trainer_devices and mine.reference_devices <= theirs.reference_devices
@@ -206,14 +206,14 @@ def _no_choice(request: Request, maker: Candidates, rejected: Sequence[Rejected]
         return FieldError(path=path, value=value, problem=problem, remedy="ask for more or larger devices, or reduce what is named there")
     free = ", ".join(f"{group.name} has {group.num_free}" for group in request.groups)
     needs = []
-    if Role.TRAINER in request.auto:
+    if AutoPhase.TRAIN in request.auto:
         sizes, unit = maker.trainer_sizes, request.spec.training.device_unit
-        needs.append(f"the Trainer {min(sizes, default=unit)} or more devices of one kind")
-    if Role.ROLLOUT in request.auto:
+        needs.append(f"the {ROLE_OF_PHASE[AutoPhase.TRAIN]} {min(sizes, default=unit)} or more devices of one kind")
+    if AutoPhase.GENERATE in request.auto:
         size = request.engine.num_devices
         needs.append(f"an engine {size} on one node" if size > 1 else "an engine 1")
-    if Role.REFERENCE in request.auto:
-        needs.append(f"the Reference {maker.reference_unit}")
+    if AutoPhase.REFERENCE in request.auto:
+        needs.append(f"the {ROLE_OF_PHASE[AutoPhase.REFERENCE]} {maker.reference_unit}")
     problem = f"finds no devices for {who}: {', '.join(needs)}; free are: {free or 'none'}"
     return FieldError(
         path=path, value=value, problem=problem, remedy="add nodes or devicesPerNode, use smaller parallel sizes, or free devices"

@@ -22,7 +22,8 @@ from enum import StrEnum
 from rljob_api.auto.cost import Cost, CostModel, Use
 from rljob_api.auto.request import Request
 from rljob_api.auto.supply import Cursors, FreeGroup, Shares, available, node_span, rank_text, take
-from rljob_api.v1alpha1.components import Placement, Role
+from rljob_api.roles import ROLE_OF_PHASE, AutoPhase
+from rljob_api.v1alpha1.components import Placement
 
 MAX_SIZES = 64
 """Trainer sizes tried, one per sixth of an octave when there are more; fewer beside a Reference or with many unlike groups."""
@@ -46,8 +47,8 @@ class Candidate:
     """One way to place the open roles."""
 
     kind: Kind
-    shares: dict[Role, Shares]
-    """What each open role takes; absent where it goes on the devices of :attr:`beside`."""
+    shares: dict[AutoPhase, Shares]
+    """What the open role of each phase takes; absent where it goes on the devices of :attr:`beside`."""
     beside: int | None = None
     """Component whose placement the open roles copy."""
     use: Use
@@ -78,9 +79,9 @@ class Candidate:
     def placements(self, request: Request) -> dict[int, Placement]:
         """Explicit placements by component index; node groups are named where the job has several."""
         found: dict[int, Placement] = {}
-        for role, index in request.auto.items():
-            if role in self.shares:
-                groups, text = rank_text(self.shares[role])
+        for phase, index in request.auto.items():
+            if phase in self.shares:
+                groups, text = rank_text(self.shares[phase])
                 # Not validated: the text of a large job may be longer than what people may write.
                 fields = {"node_groups": groups if len(request.spec.node_groups) > 1 else (), "ranks": text}
                 found[index] = Placement().model_copy(update=fields)
@@ -101,7 +102,7 @@ class Candidates:
         self._count = 0
         self.trainer_sizes = self._trainer_sizes()
         """Numbers of Trainer devices that validation accepts: those of one share times a divisor of the mini-batch's samples."""
-        reference = request.auto.get(Role.REFERENCE)
+        reference = request.auto.get(AutoPhase.REFERENCE)
         self.reference_unit = 1 if reference is None else self._spec.tensor_parallel_size(self._spec.components[reference])
         """Devices of the smallest Reference: its tensor parallel size."""
         self._reference_sizes = [self.reference_unit * n for n in _thinned(divisors(model.sequences), 0.5 if self._is_large() else 1)]
@@ -134,16 +135,16 @@ class Candidates:
 
     def _is_large(self) -> bool:
         """Whether there are many unlike groups to start from; it must not depend on how many devices they have."""
-        return len(self._request.allowed.get(Role.TRAINER, ())) > MANY_GROUPS and Role.REFERENCE in self._request.auto
+        return len(self._request.allowed.get(AutoPhase.TRAIN, ())) > MANY_GROUPS and AutoPhase.REFERENCE in self._request.auto
 
     def _steps_per_octave(self) -> int:
         if self._is_large():
             return 1
-        return 2 if Role.REFERENCE in self._request.auto else 6
+        return 2 if AutoPhase.REFERENCE in self._request.auto else 6
 
     def _trainers(self, cursors: Cursors) -> Iterator[tuple[Shares, Cursors]]:
         """What the Trainer takes, and what is taken then; nothing where it is placed already."""
-        groups = self._request.allowed.get(Role.TRAINER)
+        groups = self._request.allowed.get(AutoPhase.TRAIN)
         if groups is None:
             yield (), cursors
             return
@@ -159,7 +160,7 @@ class Candidates:
                     yield taken
 
     def _references(self, trainer: Shares, cursors: Cursors) -> Iterator[tuple[Shares, Cursors]]:
-        groups = self._request.allowed.get(Role.REFERENCE)
+        groups = self._request.allowed.get(AutoPhase.REFERENCE)
         if groups is None:
             yield (), cursors
             return
@@ -183,13 +184,13 @@ class Candidates:
     def _reference_starts(self, trainer: Shares, groups: Sequence[FreeGroup]) -> list[int]:
         """Beside the Trainer, and in unlike groups, those first that the Rollout cannot use, then the largest."""
         beside = [groups.index(share.group) for share in trainer[-1:] if share.group in groups]
-        rollout = self._request.allowed.get(Role.ROLLOUT, ())
+        rollout = self._request.allowed.get(AutoPhase.GENERATE, ())
         unlike = sorted(self._unlike(groups), key=lambda index: (groups[index] in rollout, -groups[index].num_free, index))
         return list(dict.fromkeys([*beside, *unlike[:MANY_GROUPS]]))
 
     def _others(self, trainer: Shares, cursors: Cursors) -> Iterator[tuple[Shares, Shares]]:
         """What Reference and Rollout may take beside a Trainer; nothing where they are placed already."""
-        groups = self._request.allowed.get(Role.ROLLOUT)
+        groups = self._request.allowed.get(AutoPhase.GENERATE)
         beside = self._on_the_node(trainer, cursors) if groups is not None else None
         if beside is not None:
             for reference, _ in self._references(trainer, beside[1]):
@@ -222,7 +223,7 @@ class Candidates:
 
     def _on_the_node(self, trainer: Shares, cursors: Cursors) -> tuple[Shares, Cursors] | None:
         """Engines on the rest of the Trainer's node, where it has only one: weights then never cross the network."""
-        if len(node_span(trainer)) != 1 or trainer[0].group not in self._request.allowed[Role.ROLLOUT]:
+        if len(node_span(trainer)) != 1 or trainer[0].group not in self._request.allowed[AutoPhase.GENERATE]:
             return None
         group = trainer[0].group
         at = cursors[group.index]
@@ -232,14 +233,16 @@ class Candidates:
         return take(cursors, [group], self._size, engines) if engines else None
 
     def _candidate(self, trainer: Shares, reference: Shares, rollout: Shares) -> Candidate:
-        found = {Role.TRAINER: trainer, Role.ROLLOUT: rollout, Role.REFERENCE: reference}
-        shares = {role: taken for role, taken in found.items() if taken}
+        found = {AutoPhase.TRAIN: trainer, AutoPhase.GENERATE: rollout, AutoPhase.REFERENCE: reference}
+        shares = {phase: taken for phase, taken in found.items() if taken}
         use = self._use(shares)
         spans = [node_span(taken) for taken in shares.values()]
         meeting = sum(len(a & b) for i, a in enumerate(spans) for b in spans[:i])
         return self._numbered(Kind.DISAGGREGATED, shares, use, shared_nodes=meeting)
 
-    def _numbered(self, kind: Kind, shares: dict[Role, Shares], use: Use, *, shared_nodes: int = 0, beside: int | None = None) -> Candidate:
+    def _numbered(
+        self, kind: Kind, shares: dict[AutoPhase, Shares], use: Use, *, shared_nodes: int = 0, beside: int | None = None
+    ) -> Candidate:
         self._count += 1
         cost = self._model.cost(use)
         return Candidate(
@@ -253,34 +256,34 @@ class Candidates:
             position=self._count,
         )
 
-    def _use(self, shares: dict[Role, Shares], *, is_shared: bool = False) -> Use:
+    def _use(self, shares: dict[AutoPhase, Shares], *, is_shared: bool = False) -> Use:
         devices, speeds, nodes = {}, {}, {}
-        for role in (Role.TRAINER, Role.ROLLOUT, Role.REFERENCE):
-            fixed, taken = self._request.fixed.get(role), shares.get(role, ())
-            devices[role] = sum(share.num_devices for share in taken) + (fixed.num_devices if fixed else 0)
+        for phase in AutoPhase:
+            fixed, taken = self._request.fixed.get(phase), shares.get(phase, ())
+            devices[phase] = sum(share.num_devices for share in taken) + (fixed.num_devices if fixed else 0)
             resource = taken[0].group.resource if taken else fixed.resource if fixed else ""
-            speeds[role] = self._request.speed(resource)
-            nodes[role] = node_span(taken) | (fixed.nodes if fixed else frozenset())
-        engines = sum(share.num_devices for share in shares.get(Role.ROLLOUT, ())) // self._size
-        fixed_rollout = self._request.fixed.get(Role.ROLLOUT)
+            speeds[phase] = self._request.speed(resource)
+            nodes[phase] = node_span(taken) | (fixed.nodes if fixed else frozenset())
+        engines = sum(share.num_devices for share in shares.get(AutoPhase.GENERATE, ())) // self._size
+        fixed_rollout = self._request.fixed.get(AutoPhase.GENERATE)
         return Use(
-            trainer_devices=max(devices[Role.TRAINER], 1),
+            trainer_devices=max(devices[AutoPhase.TRAIN], 1),
             engines=max(engines + (fixed_rollout.num_processes if fixed_rollout else 0), 1),
-            reference_devices=devices[Role.REFERENCE],
-            trainer_speed=speeds[Role.TRAINER],
-            rollout_speed=speeds[Role.ROLLOUT],
-            reference_speed=speeds[Role.REFERENCE],
-            trainer_spans_nodes=len(nodes[Role.TRAINER]) > 1,
-            sync_spans_nodes=len(nodes[Role.TRAINER] | nodes[Role.ROLLOUT]) > 1,
+            reference_devices=devices[AutoPhase.REFERENCE],
+            trainer_speed=speeds[AutoPhase.TRAIN],
+            rollout_speed=speeds[AutoPhase.GENERATE],
+            reference_speed=speeds[AutoPhase.REFERENCE],
+            trainer_spans_nodes=len(nodes[AutoPhase.TRAIN]) > 1,
+            sync_spans_nodes=len(nodes[AutoPhase.TRAIN] | nodes[AutoPhase.GENERATE]) > 1,
             shares_devices=is_shared,
         )
 
     def _collocated(self) -> Iterator[Candidate]:
         """All open roles on the same devices, where Trainer and Rollout are both open."""
         allowed = self._request.allowed
-        if Role.TRAINER not in allowed or Role.ROLLOUT not in allowed:
+        if AutoPhase.TRAIN not in allowed or AutoPhase.GENERATE not in allowed:
             return
-        common = [group for group in allowed[Role.TRAINER] if all(group in groups for groups in allowed.values())]
+        common = [group for group in allowed[AutoPhase.TRAIN] if all(group in groups for groups in allowed.values())]
         for resource in dict.fromkeys(group.resource for group in common):
             groups = [group for group in common if group.resource == resource]
             unit = self._spec.training.device_unit
@@ -294,9 +297,9 @@ class Candidates:
 
     def _copied(self) -> Iterator[Candidate]:
         """All open roles on the devices of an explicit Trainer or Rollout."""
-        for role in (Role.TRAINER, Role.ROLLOUT):
-            fixed = self._request.fixed.get(role)
-            if fixed is None or (Role.TRAINER in self._request.auto and fixed.num_devices not in self.trainer_sizes):
+        for phase in (AutoPhase.TRAIN, AutoPhase.GENERATE):
+            fixed = self._request.fixed.get(phase)
+            if fixed is None or (AutoPhase.TRAIN in self._request.auto and fixed.num_devices not in self.trainer_sizes):
                 continue
             if fixed.num_devices % self.reference_unit:
                 continue
@@ -304,7 +307,7 @@ class Candidates:
             use = Use(
                 trainer_devices=fixed.num_devices,
                 engines=max(fixed.num_devices // self._size, 1),
-                reference_devices=fixed.num_devices if Role.REFERENCE in self._request.auto else 0,
+                reference_devices=fixed.num_devices if AutoPhase.REFERENCE in self._request.auto else 0,
                 trainer_speed=speed,
                 rollout_speed=speed,
                 reference_speed=speed,
@@ -317,9 +320,9 @@ class Candidates:
     def _what_is_missing(self, trainer: Shares) -> str:
         size = sum(share.num_devices for share in trainer)
         engine = f"an engine of {self._size} devices on one node" if self._size > 1 else "an engine"
-        needs = [engine] if Role.ROLLOUT in self._request.auto else []
-        needs += ["the Reference"] if Role.REFERENCE in self._request.auto else []
-        devices = "1 Trainer device" if size == 1 else f"{size} Trainer devices"
+        needs = [engine] if AutoPhase.GENERATE in self._request.auto else []
+        needs += [f"the {ROLE_OF_PHASE[AutoPhase.REFERENCE]}"] if AutoPhase.REFERENCE in self._request.auto else []
+        devices = f"{size} {ROLE_OF_PHASE[AutoPhase.TRAIN]} device{'' if size == 1 else 's'}"
         who = f"{devices} from {trainer[0].group.name} on" if trainer else "explicit placements"
         return f"no room for {' and '.join(needs)} beside {who}"
 

@@ -13,8 +13,8 @@ from rljob_api.placement.topology import CLUSTER, NODE
 from rljob_api.planning.component import ComponentPlanner
 from rljob_api.planning.nodes import planned_nodes, topology_of
 from rljob_api.planning.plan import PlannedNode, PlannedProcess
-from rljob_api.roles import AUTO_ROLES, TRAITS
-from rljob_api.v1alpha1.components import Component, Engine, PlacementChoice, Role
+from rljob_api.roles import AUTO_ROLES, ROLE_OF_PHASE, TRAITS, AutoPhase
+from rljob_api.v1alpha1.components import Component, Engine, PlacementChoice
 from rljob_api.v1alpha1.nodes import NodeGroup
 from rljob_api.v1alpha1.operations import Residency
 from rljob_api.v1alpha1.rljob import RLJobSpec
@@ -42,17 +42,17 @@ class Request:
     spec: RLJobSpec
     groups: tuple[FreeGroup, ...]
     """Groups whose ranks count devices, in spec order."""
-    auto: Mapping[Role, int]
-    """Index of the component to place, by role."""
-    allowed: Mapping[Role, tuple[FreeGroup, ...]]
+    auto: Mapping[AutoPhase, int]
+    """Index of the component to place, by the phase of its role."""
+    allowed: Mapping[AutoPhase, tuple[FreeGroup, ...]]
     """Groups each of them may use, in spec order."""
-    fixed: Mapping[Role, Fixed]
+    fixed: Mapping[AutoPhase, Fixed]
 
     @property
     def engine(self) -> Engine:
         """Engine of the Rollout to place, else of the first Rollout."""
-        rollouts = [c for c in self.spec.components if c.role is Role.ROLLOUT]
-        index = self.auto.get(Role.ROLLOUT)
+        rollouts = [c for c in self.spec.components if TRAITS[c.role].receives_weights]
+        index = self.auto.get(AutoPhase.GENERATE)
         chosen = self.spec.components[index] if index is not None else rollouts[0] if rollouts else None
         return chosen.engine or Engine() if chosen is not None else Engine()
 
@@ -88,19 +88,21 @@ def read(spec: RLJobSpec) -> Request | list[FieldError]:
     """What there is to decide, or the problems of the spec that prevent a choice, in spec order."""
     nodes = planned_nodes(spec.node_groups)
     placed, errors = _placed(spec, nodes)
-    auto: dict[Role, int] = {}
+    auto: dict[AutoPhase, int] = {}
     for index, component in enumerate(spec.components):
         if component.placement.mode is PlacementChoice.AUTO:
             problem = _misuse(component, index, auto)
             if problem is not None:
                 errors[index] = problem
-            auto.setdefault(component.role, index)
+            phase = TRAITS[component.role].auto_phase
+            if phase is not None:
+                auto.setdefault(phase, index)
     groups = tuple(_free_groups(spec.node_groups, nodes, placed))
-    allowed: dict[Role, tuple[FreeGroup, ...]] = {}
-    for role, index in auto.items():
+    allowed: dict[AutoPhase, tuple[FreeGroup, ...]] = {}
+    for phase, index in auto.items():
         if index not in errors:
             try:
-                allowed[role] = _allowed(spec.components[index], groups, [group.name for group in spec.node_groups])
+                allowed[phase] = _allowed(spec.components[index], groups, [group.name for group in spec.node_groups])
             except PlacementError as error:
                 errors[index] = _group_error(spec.components[index], index, error)
     if errors:
@@ -129,7 +131,7 @@ def _placed(spec: RLJobSpec, nodes: Sequence[PlannedNode]) -> tuple[dict[int, tu
     return placed, errors
 
 
-def _misuse(component: Component, index: int, earlier: Mapping[Role, int]) -> FieldError | None:
+def _misuse(component: Component, index: int, earlier: Mapping[AutoPhase, int]) -> FieldError | None:
     """What mode Auto does not go with."""
     path, placement = f"spec.components[{index}].placement", component.placement
     given = {
@@ -140,14 +142,15 @@ def _misuse(component: Component, index: int, earlier: Mapping[Role, int]) -> Fi
     }
     used = [name for name, value in given.items() if value is not None]
     auto, role = show(PlacementChoice.AUTO.value), component.role
-    if role not in AUTO_ROLES:
+    phase = TRAITS[role].auto_phase
+    if phase is None:
         problem = f"chooses devices for a {', '.join(AUTO_ROLES[:-1])} or {AUTO_ROLES[-1]}, not for a {role}"
         remedy = "give workers" if TRAITS[role].takes_workers else "give ranks or deviceMapping"
         return FieldError(path=f"{path}.mode", value=auto, problem=problem, remedy=remedy)
     if used:
         problem = f"contradicts {' and '.join(used)}, which the planner would choose"
         return FieldError(path=f"{path}.mode", value=auto, problem=problem, remedy=f"remove {' and '.join(used)}, or mode")
-    if role in earlier:
+    if phase in earlier:
         problem = f"is given to a second {role}; the planner chooses devices for one component of a role"
         return FieldError(path=f"{path}.mode", value=auto, problem=problem, remedy="give this one ranks or deviceMapping")
     return None
@@ -212,13 +215,13 @@ def _free_groups(
         first_node += group.nodes
 
 
-def _fixed(spec: RLJobSpec, nodes: Sequence[PlannedNode], placed: Mapping[int, Sequence[PlannedProcess]]) -> Mapping[Role, Fixed]:
-    found: dict[Role, Fixed] = {}
-    for role in AUTO_ROLES:
+def _fixed(spec: RLJobSpec, nodes: Sequence[PlannedNode], placed: Mapping[int, Sequence[PlannedProcess]]) -> Mapping[AutoPhase, Fixed]:
+    found: dict[AutoPhase, Fixed] = {}
+    for phase, role in ROLE_OF_PHASE.items():
         indexes = [index for index in placed if spec.components[index].role is role]
         processes = [process for index in indexes for process in placed[index]]
         if processes:
-            found[role] = Fixed(
+            found[phase] = Fixed(
                 index=indexes[0],
                 num_processes=len(processes),
                 num_devices=sum(len(process.devices) for process in processes),

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from rljob_api.auto import UNSAID, Basis, Candidate, Choice, Kind, choose, is_auto
 from rljob_api.errors import counted
+from rljob_api.roles import AutoPhase
 from rljob_api.v1alpha1 import RLJob
-from rljob_api.v1alpha1.components import Placement, Role
+from rljob_api.v1alpha1.components import Placement
 from rljob_api.validation import CheckedJob, check
 from rljob_runtime.commands import measured
 from rljob_runtime.errors import SetupError
@@ -131,7 +132,7 @@ def _dumped(placement: Placement) -> dict[str, Any]:
 def _sentences(choice: Choice) -> Iterator[str]:
     """What was chosen and why."""
     chosen, cost = choice.chosen, choice.chosen.cost
-    where = "; ".join(_described(choice, chosen, role) for role in choice.request.auto)
+    where = "; ".join(_described(choice, chosen, phase) for phase in choice.request.auto)
     yield f"Chosen: {chosen.kind}, {where}."
     share = {name: getattr(cost, field) / cost.step_s for name, field in _PHASES.items()}
     longest = max(share, key=lambda name: share[name])
@@ -145,7 +146,7 @@ def _sentences(choice: Choice) -> Iterator[str]:
     if choice.runner_up is None:
         yield "Runner-up: none."
     else:
-        where = "; ".join(_described(choice, choice.runner_up, role) for role in choice.request.auto)
+        where = "; ".join(_described(choice, choice.runner_up, phase) for phase in choice.request.auto)
         yield f"Runner-up: {choice.runner_up.kind}, {where}: {_compared(choice.chosen, choice.runner_up)}."
     if choice.doubt is not None:
         yield f"There are too few devices for any other, and it may not fit: {choice.doubt}."
@@ -166,16 +167,16 @@ def _compared(chosen: Candidate, other: Candidate) -> str:
     return "as fast, but it takes more devices" if chosen.num_devices < other.num_devices else "as fast; the first of equals is taken"
 
 
-def _described(choice: Choice, candidate: Candidate, role: Role) -> str:
+def _described(choice: Choice, candidate: Candidate, phase: AutoPhase) -> str:
     """``actor_infer on 4-7 (2 engines of 2 devices)``."""
-    index = choice.request.auto[role]
+    index = choice.request.auto[phase]
     name, engine = choice.spec.components[index].name, choice.request.engine
     size = engine.num_devices
-    if role is Role.ROLLOUT and role in candidate.shares:
-        engines = sum(share.num_devices for share in candidate.shares[role]) // size
+    if phase is AutoPhase.GENERATE and phase in candidate.shares:
+        engines = sum(share.num_devices for share in candidate.shares[phase]) // size
         count = f"{_count(engines, 'engine')} of {_count(size, 'device')}"
-    elif role in candidate.shares:
-        count = _count(sum(share.num_devices for share in candidate.shares[role]), "device")
+    elif phase in candidate.shares:
+        count = _count(sum(share.num_devices for share in candidate.shares[phase]), "device")
     else:
         count = "shared"
     return f"{name} on {_short(candidate.placements(choice.request)[index])} ({count})"

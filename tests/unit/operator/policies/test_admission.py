@@ -20,7 +20,7 @@ def test_a_single_long_problem_uses_all_of_the_limit() -> None:
     assert text.endswith("x...\n... and 4 more problems")
 
 
-def test_what_was_not_checked_is_said_last_within_the_limit() -> None:
+def test_what_was_not_checked_is_reported_last_within_the_limit() -> None:
     assert problems_text(["a"], "9 more checks wait") == "a\n9 more checks wait"
     text = problems_text(["a" * 30, "b" * 30], "9 more checks wait", limit=79)
     assert text == "a" * 30 + "\n... and 1 more problem\n9 more checks wait"

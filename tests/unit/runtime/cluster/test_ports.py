@@ -26,7 +26,7 @@ def test_two_sockets_never_have_one_port(monkeypatch: pytest.MonkeyPatch) -> Non
                 pass
 
 
-def test_where_no_port_is_free_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_port_is_free_it_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with listening(HERE) as taken:
         monkeypatch.setattr(random.SystemRandom, "sample", lambda self, ports, count: [taken.getsockname()[1]])
         with pytest.raises(ClusterError, match=f"from 20000 to 27999 is free on {HERE}"):

@@ -133,7 +133,7 @@ def test_describe_has_conditions_progress_failure_advice_and_placement(cluster: 
     assert "actor_train  Trainer" in text
 
 
-def test_describe_tells_where_the_time_of_a_job_goes_and_what_would_help(cluster: dict[str, Any]) -> None:
+def test_describe_shows_where_the_time_of_a_job_goes_and_what_would_help(cluster: dict[str, Any]) -> None:
     """The same figures as of the local run below, and the same advice."""
     measured = {"step": 10_000, "generate": 5_800, "reward": 400, "score": 0, "train": 2_700, "sync": 900, "stall": 0, "offload": 0}
     (listed,) = cluster["world"]["jobs"]

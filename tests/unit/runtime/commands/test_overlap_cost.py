@@ -50,5 +50,5 @@ def test_no_more_responses_run_than_engines_have_places_for() -> None:
     assert "up to 10,000 tokens (10 responses)" in found
 
 
-def test_nothing_is_said_where_nothing_runs_ahead() -> None:
+def test_nothing_is_reported_where_nothing_runs_ahead() -> None:
     assert cost({}) is None

@@ -94,7 +94,7 @@ def test_refusals_name_both_sides_and_the_remedy(attempt: Callable[[EngineReside
     assert residence.away() == frozenset()
 
 
-def test_a_failed_move_is_broken_for_good() -> None:
+def test_a_failed_move_is_broken_permanently() -> None:
     residence = EngineResidence()
     with pytest.raises(MemoryError), residence.moving(frozenset(BOTH), Residence.OFFLOADED):
         raise MemoryError

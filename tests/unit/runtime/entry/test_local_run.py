@@ -54,7 +54,7 @@ def test_fields_that_do_nothing_here_are_listed_once_and_others_are_not() -> Non
     local_checks.check(kubernetes, {})
 
 
-def test_a_checkpoint_path_on_the_volume_becomes_the_run_folder_and_is_said(tmp_path: Path) -> None:
+def test_a_checkpoint_path_on_the_volume_becomes_the_run_folder_and_is_reported(tmp_path: Path) -> None:
     storage = {"claimName": "disk", "mountPath": "/storage"}
     on_volume = spec(storage=storage, checkpoint={"path": "/storage/checkpoints"})
     assert local_checks.checkpoint_folder(on_volume, tmp_path) == tmp_path

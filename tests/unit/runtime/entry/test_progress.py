@@ -105,7 +105,7 @@ def test_a_write_is_a_server_side_apply_of_progress_alone_with_the_present_token
         ({"activeDeadlineSeconds": 60}, {}, None),
     ],
 )
-def test_the_answer_tells_the_deadline_that_the_operator_keeps(
+def test_the_answer_gives_the_deadline_that_the_operator_keeps(
     server: Server, here: ApiServer, spec: dict[str, Any], status: dict[str, Any], at_s: float | None
 ) -> None:
     """It may be raised, or removed, while the job runs."""
@@ -199,7 +199,7 @@ def test_at_most_one_write_in_five_seconds_with_the_newest_step_and_the_last_one
     assert (last.reward, last.pass_rate, last.tokens_per_second) == ("0.8200", "0.7200", "6400.0")
 
 
-def test_failures_are_said_once_counted_and_tried_ever_more_rarely(tmp_path: Path) -> None:
+def test_failures_are_logged_once_counted_and_tried_ever_more_rarely(tmp_path: Path) -> None:
     run = Recorder()
     run.answer = "403 Forbidden"
     run.display.started(INFO, tmp_path, None)

@@ -240,7 +240,7 @@ def test_a_hub_that_goes_away_meanwhile_is_worth_another_attempt(hub: FakeHub, r
     assert caught.value.retryable
 
 
-def test_too_small_a_disk_is_said_before_the_first_byte(hub: FakeHub, repository: Path) -> None:
+def test_too_small_a_disk_is_reported_before_the_first_byte(hub: FakeHub, repository: Path) -> None:
     hub.add(REPO, repository)
     model, _ = find()
     huge = HubModel(repo=REPO, commit=model.commit, files=(HubFile(path="model.safetensors", size_bytes=2**60),))

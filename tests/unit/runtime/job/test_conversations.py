@@ -36,7 +36,7 @@ class Events(list):
         self.append((text, level))
 
 
-async def test_a_template_that_rewrites_earlier_turns_is_said_to_the_user() -> None:
+async def test_a_template_that_rewrites_earlier_turns_is_reported_to_the_user() -> None:
     events = Events()
     await episodes.environments(JOB, Workers([TemplateClass.APPEND_ONLY, TemplateClass.REWRITES_HISTORY]), events)
     ((text, level),) = events

@@ -167,7 +167,7 @@ ALL = RuleConfig(max_response_tokens=8, estimator=AdvantageEstimator.GAE, kl_coe
 @pytest.mark.parametrize(
     ("references", "trainers", "tensor", "critics"), [(1, 1, 1, 1), (2, 4, 1, 3), (3, 4, 2, 1), (4, 2, 2, 5), (1, 6, 2, 2), (2, 8, 4, 4)]
 )
-def test_every_drawn_token_gets_its_own_scores_back(references: int, trainers: int, tensor: int, critics: int) -> None:
+def test_every_sampled_token_gets_its_own_scores_back(references: int, trainers: int, tensor: int, critics: int) -> None:
     world = World(ALL, references=references, trainers=trainers, tensor=tensor, critics=critics)
     groups = groups_of(5, 4)
     prepared = world.make(groups)

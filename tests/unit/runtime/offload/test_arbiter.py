@@ -236,7 +236,7 @@ def test_weights_without_content_are_not_used_before_somebody_wrote_them() -> No
     play(scenario())
 
 
-def test_sizes_that_workers_tell_replace_estimates() -> None:
+def test_sizes_that_workers_report_replace_estimates() -> None:
     async def scenario() -> None:
         world = World(12)
         world.add("trainer", {OPTIMIZER: 4}, estimate=lambda size: 2 * size)

@@ -110,7 +110,7 @@ def test_tokens_of_earlier_parts_count_as_lost_when_a_waiting_request_is_cancell
     assert not client.got
 
 
-def test_a_lost_engines_requests_are_drawn_elsewhere_with_the_tokens_and_seeds_they_had() -> None:
+def test_a_lost_engines_requests_continue_elsewhere_with_the_tokens_and_seeds_they_had() -> None:
     engines = [TimedEngine("e0", length_of=lambda key: 12, dies_at_s=8.5), TimedEngine("e1", length_of=lambda key: 12)]
     client = Client()
     samples = client.samples(3)

@@ -68,7 +68,7 @@ def test_new_weights_end_what_is_cached() -> None:
     assert after.history_tokens_kept + after.history_tokens_moved < before.history_tokens_kept + before.history_tokens_moved
 
 
-def test_an_engine_with_nothing_to_do_takes_turns_whose_home_is_full() -> None:
+def test_an_engine_with_nothing_to_do_takes_turns_whose_own_engine_is_full() -> None:
     """The second engine stood still while all episodes began; without taking over it would stay idle to their end."""
     engines = [ActingEngine(f"engine-{i}", slots=2, token_s=0.1) for i in range(2)]
     scheduler = make(engines, 2, 0.01)

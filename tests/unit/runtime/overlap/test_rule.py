@@ -68,7 +68,7 @@ def flat(nested: Sequence[Sequence[float]]) -> list[float]:
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-def test_grpo_is_the_group_advantage_on_every_drawn_token(normalize: bool) -> None:
+def test_grpo_is_the_group_advantage_on_every_sampled_token(normalize: bool) -> None:
     step = step_of()
     expected = group_advantages(flat(SCORES), step.group_ids, normalize_std=normalize)
     outcome = apply(step, normalize_std=normalize)

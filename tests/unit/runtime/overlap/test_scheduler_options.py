@@ -140,7 +140,7 @@ def test_more_staleness_than_lag_waits_less_for_a_straggler() -> None:
     assert [t > 90 for t in taken_at_s(3)] == [False, False, False, True]
 
 
-def test_a_filtered_group_is_replaced_at_once_while_others_are_still_drawn() -> None:
+def test_a_filtered_group_is_replaced_at_once_while_others_are_still_generated() -> None:
     engine = TimedEngine("e0", slots=64, length_of=lambda key: 30 if key.startswith("0/") else 5)
     gate = make_gate(2, 0, steps=1)
     scheduler = make([engine], gate, lambda name: 0.0 if name.startswith("1/") else by_sample(name), group_filter=GroupFilter(min_std=0.0))

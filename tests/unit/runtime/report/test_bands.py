@@ -78,7 +78,7 @@ def played(path: Path, steps: int) -> RunFolder:
 # ---- the file ----------------------------------------------------------------------------------------------------
 
 
-def test_the_file_tells_memory_before_and_after_every_switch(tmp_path: Path, golden):
+def test_the_file_records_memory_before_and_after_every_switch(tmp_path: Path, golden):
     assert golden.differences(GOLDEN / "switches.jsonl", played(tmp_path / "run", 1).switches_jsonl.read_text()) == ""
 
 

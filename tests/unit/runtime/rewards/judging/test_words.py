@@ -52,7 +52,7 @@ def test_patterns_and_fields(text: str, reader: dict[str, Any], score: float) ->
         ("a" * 100, {"json_field": "score"}, r'"\.\.\.a{80}"'),
     ],
 )
-def test_what_cannot_be_read_is_said(text: str, reader: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_read_is_reported(text: str, reader: dict[str, Any], said: str) -> None:
     with pytest.raises(UnreadableError, match=said):
         read(text, **reader)
 
