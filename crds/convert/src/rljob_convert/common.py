@@ -312,20 +312,18 @@ def component_sizes(source: Source, keys: SizeKeys, processes: int, experts: int
         processes: of the component, 0 if not known.
         experts: expert parallel size of the trainer, as of :func:`tensor_parallel`.
     """
-    own = source.peek(*keys.experts)
-    tensor: int | None = source.integer(*keys.tensor, low=1, high=64) or 1
-    if processes % tensor:
+    own, asked = source.peek(*keys.experts), source.integer(*keys.tensor, low=1, high=64) or 1
+    if processes % asked:
         source.drop(keys.tensor, f"does not divide its {processes} processes, which shard their layers by FSDP2 alone", _PLACE)
-        tensor = None
-    else:
-        tensor = tensor_parallel(source, keys.tensor, tensor, max(experts, own if isinstance(own, int) else 1))
+        asked = 1
+    tensor = tensor_parallel(source, keys.tensor, asked, max(experts, own if isinstance(own, int) else 1)) or 1
     context = source.integer(*keys.context, low=1, high=64) or 1
-    if processes % (context * (tensor or 1)):
-        source.drop(keys.context, f"does not divide its {processes // (tensor or 1)} data-parallel processes", _PLACE)
+    if processes % (context * tensor):
+        source.drop(keys.context, f"does not divide its {processes // tensor} data-parallel processes", _PLACE)
         context = 1
     return compact(
         {
-            "tensorParallelSize": tensor,
+            "tensorParallelSize": tensor if tensor > 1 else None,
             "contextParallelSize": context if context > 1 else None,
             "expertParallelSize": expert_parallel(source, keys.experts, processes, "its {} processes"),
         }
