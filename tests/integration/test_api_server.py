@@ -82,7 +82,10 @@ VIOLATIONS: dict[tuple[str, str], Manifest] = {
     ),
     ("spec.components", "a component must have role Rollout"): component(1, role="Reference"),
     ("spec.components[]", "only a Rollout or Judge has an engine"): component(0, engine={}),
-    ("spec.components[]", "only a Reference, Critic or Teacher has tensorParallelSize of its own"): component(0, tensorParallelSize=2),
+    **{
+        ("spec.components[]", f"only a Reference, Critic or Teacher has {size} of its own"): component(0, **{size: 2})
+        for size in ("tensorParallelSize", "contextParallelSize", "expertParallelSize")
+    },
     ("spec.components[]", "only a Teacher has teaches"): component(0, teaches={}),
     ("spec.components[]", "give model exactly when role is Teacher or Judge"): component(0, model={"path": "m"}),
     ("spec.components[].placement", "give exactly one of ranks, deviceMapping and workers, or mode: Auto alone"): placed(

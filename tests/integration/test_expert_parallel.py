@@ -26,6 +26,7 @@ from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.optimizer import clip_gradients
 from rljob_runtime.training.replay import replay_of
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
+from rljob_runtime.training.value_step import ValueMeter, accumulate_value_gradients, prepare_values
 from rljob_runtime.training.worker import PolicyWorker
 from tests.integration.rank_processes import (
     DEADLINE_S,
@@ -59,10 +60,12 @@ LAYOUTS: dict[str, list[tuple[int, int, int]]] = {
 """Of each model dp, cp, ep; the first is what the others have to equal."""
 PARTS = {1: [slice(0, 11)], 2: [slice(0, 9), slice(9, 11)], 4: [slice(0, 5), slice(5, 8), slice(8, 10), slice(10, 11)]}
 """Sequences of each data-parallel rank; uneven, so that some have more micro-batches."""
+ROLE_LAYOUTS = [(4, 1, 2), (2, 2, 2)]
+"""Of a critic and of a frozen policy."""
 RESUMED = [("4x1x2", 1, 1), ("1x1x1", 2, 2), ("4x1x2", 2, 2), ("2x1x2", 2, 1)]
 """Whose checkpoint is loaded, and at which dp and ep."""
 CLIP = 0.05
-NUM_PORTS = 40
+NUM_PORTS = 45
 
 
 def label(dp: int, cp: int, ep: int) -> str:
@@ -165,17 +168,39 @@ def run_recomputed(rank: int, ports: list[int], base: Path, dp: int, ep: int) ->
             write(base, f"{kind} {dp} {ep}", arrays | {"norms": np.array(norms)} | {f"packed/{n}": w for n, w in packed.items()})
 
 
-def run_critic(rank: int, port: int, base: Path, dp: int, ep: int) -> None:
-    """Losses of a critic, of two steps, with layers that are computed again."""
-    policy = settings(base / "qwen3_moe" / "model", 1, ep, load_balancing=None, replays_routes=False, activation_checkpointing=True)
+def run_critic(rank: int, port: int, base: Path, dp: int, cp: int, ep: int) -> None:
+    """Gradients and values of a critic, and losses of two steps, with layers that are computed again."""
+    policy = settings(base / "qwen3_moe" / "model", cp, ep, load_balancing=None, replays_routes=False, activation_checkpointing=True)
     shared = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy) if field.name != "loss"}
-    worker = CriticWorker(CriticConfig(**shared), rank, dp)
+    worker = CriticWorker(CriticConfig(**shared), rank, dp * cp)
     worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
     set_head(worker)
-    found = [worker.train_step([valued(random_batch(VOCAB, step, PARTS[dp][rank]))], step) for step in range(2)]
+    batches, everything = [valued(random_batch(VOCAB, step, PARTS[dp][rank // cp])) for step in range(2)], random_batch(VOCAB, 2)
+    arrays = {"values": worker.compute_values(everything.token_ids, everything.lengths, everything.response_mask)}
+    (prepared,) = prepare_values(batches[:1], worker.config, torch.device("cpu"), worker.ready.costs)
+    accumulate_value_gradients(worker.model, prepared, worker.config, ValueMeter(torch.device("cpu")))
+    clip_gradients(worker.model, None)
+    arrays |= {f"grad/{name}": gradient for name, gradient in full_gradients(worker).items()}
+    worker.model.zero_grad(set_to_none=True)
+    found = [worker.train_step([batch], step) for step, batch in enumerate(batches)]
     worker.shutdown()
     if rank == 0:
-        write(base, f"critic {dp} {ep}", {key: np.array([one[f"critic/{key}"] for one in found]) for key in ("loss", "grad_norm")})
+        arrays |= {f"metric/{key}": np.array([one[f"critic/{key}"] for one in found]) for key in ("loss", "grad_norm")}
+        write(base, f"critic {label(dp, cp, ep)}", arrays)
+
+
+def run_frozen(rank: int, port: int, base: Path, dp: int, cp: int, ep: int) -> None:
+    """Log-probs of a reference or teacher, the same after its weights were away."""
+    frozen: dict[str, object] = {"trainable": False, "load_balancing": None, "replays_routes": False}
+    worker = started(settings(base / "qwen3_moe" / "model", cp, ep, **frozen), rank, port, dp * cp)
+    batch = random_batch(VOCAB, 2, PARTS[dp][rank // cp])
+    before = worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0)
+    worker.offload(StateKind)
+    worker.load(StateKind)
+    assert np.array_equal(worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0), before)
+    worker.shutdown()
+    if rank % cp == 0:
+        write(base, f"frozen {label(dp, cp, ep)} {rank // cp}", {"logprobs": before})
 
 
 def run_refused(rank: int, ports: list[int], base: Path) -> None:
@@ -187,7 +212,7 @@ def run_refused(rank: int, ports: list[int], base: Path) -> None:
         ),
         ({"model_path": str(base / "odd")}, "expert_parallel_size is 2 but the model has 3 experts; choose a divisor of it"),
         ({"expert_parallel_size": 3}, "expert_parallel_size is 3 but there are 2 data-parallel times context-parallel ranks"),
-        ({"tensor_parallel_size": 2}, "expert_parallel_size is 2 and tensor_parallel_size is 2; mixtures of experts have no"),
+        ({"tensor_parallel_size": 2}, "expert_parallel_size is 2 and tensor_parallel_size is 2; tensor-parallel ranks have"),
     ):
         config = settings(base / "qwen3_moe" / "model", 1, 2, load_balancing=None, replays_routes=False)
         with pytest.raises(ModelError) as caught:
@@ -206,10 +231,11 @@ def main(rank: int, ports: list[int], base: Path) -> None:
         port = ports.pop()
         if rank < dp:
             run_resumed(rank, port, base, saved, dp, ep)
-    for dp, ep in ((1, 1), (4, 2)):
-        port = ports.pop()
-        if rank < dp:
-            run_critic(rank, port, base, dp, ep)
+    for run in (run_critic, run_frozen):
+        for dp, cp, ep in ((1, 1, 1), *ROLE_LAYOUTS):
+            port = ports.pop()
+            if rank < dp * cp:
+                run(rank, port, base, dp, cp, ep)
     model_module.ONE_UNIT_BYTES = 2**20
     for dp, ep in ((1, 1), (4, 2)):
         pair = [ports.pop(), ports.pop()]
@@ -322,11 +348,26 @@ def test_adapters_are_on_the_attention_and_experts_stay(base: Path) -> None:
     np.testing.assert_allclose(four["logprobs"], one["logprobs"], rtol=1e-6, atol=2e-6)
 
 
-def test_a_critic_learns_what_one_rank_learns(base: Path) -> None:
-    one, four = read(base, "critic 1 1"), read(base, "critic 4 2")
-    for key, values in one.items():
-        np.testing.assert_allclose(four[key], values, rtol=1e-5, err_msg=key)
-        assert values.min() > 1e-3
+@pytest.mark.parametrize("layout", [label(*layout) for layout in ROLE_LAYOUTS])
+def test_a_critic_learns_what_one_rank_learns(base: Path, layout: str) -> None:
+    one, four = read(base, "critic 1x1x1"), read(base, f"critic {layout}")
+    gradients = [name for name in one if name.startswith("grad/")]
+    assert "grad/value_head.weight" in gradients
+    assert any(".experts." in name for name in gradients)
+    assert min(float(np.abs(one[name]).max()) for name in gradients) > 1e-4
+    whole, same = (np.concatenate([arrays[name].ravel() for name in gradients]) for arrays in (one, four))
+    assert np.linalg.norm(whole - same) < 1e-6 * np.linalg.norm(whole)
+    np.testing.assert_allclose(four["values"], one["values"], atol=2e-6, rtol=2e-6)
+    for key in ("metric/loss", "metric/grad_norm"):
+        np.testing.assert_allclose(four[key], one[key], rtol=1e-5, err_msg=key)
+        assert one[key].min() > 1e-3
+
+
+@pytest.mark.parametrize(("dp", "cp", "ep"), ROLE_LAYOUTS)
+def test_a_frozen_policy_scores_as_one_rank_does(base: Path, dp: int, cp: int, ep: int) -> None:
+    one = read(base, "frozen 1x1x1 0")["logprobs"]
+    parts = [read(base, f"frozen {label(dp, cp, ep)} {rank}")["logprobs"] for rank in range(dp)]
+    np.testing.assert_allclose(np.concatenate(parts), one, rtol=1e-6, atol=2e-6)
 
 
 if __name__ == "__main__":

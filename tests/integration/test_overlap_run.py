@@ -99,7 +99,7 @@ def test_a_critic_and_every_correction_train_and_resume(model: Path, tmp_path: P
     critic = next(component for component in spec["components"] if component["role"] == "Critic")
     for component in spec["components"]:
         if component["role"] in ("Reference", "Critic", "Teacher"):
-            component["tensorParallelSize"] = 2
+            component["tensorParallelSize" if component["role"] == "Reference" else "contextParallelSize"] = 2
     spec["training"] |= {"miniBatches": 2}
     run = Running(tmp_path, manifest)
     assert run.wait() == 0, run.output
@@ -111,7 +111,7 @@ def test_a_critic_and_every_correction_train_and_resume(model: Path, tmp_path: P
     assert all(m["time/score_s"] > 0 for m in metrics)
     assert {key for m in metrics for key in m} >= RULE_METRICS
     spec["training"]["steps"] = 5
-    del critic["tensorParallelSize"]  # its checkpoint is of any layout
+    critic["tensorParallelSize"] = critic.pop("contextParallelSize")  # its checkpoint is of any layout
     resumed = Running(tmp_path, manifest, "--resume")
     assert resumed.wait() == 0, resumed.output
     assert [m["step"] for m in resumed.metrics()] == [1, 2, 3, 4, 5]

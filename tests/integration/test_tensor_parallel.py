@@ -265,15 +265,15 @@ def valued(batch: TrainBatch) -> TrainBatch:
     return dataclasses.replace(batch, values=values.astype(np.float32) * mask, returns=returns.astype(np.float32) * mask)
 
 
-def run_critic(rank: int, port: int, base: Path, dp: int, tp: int) -> None:
+def run_critic(rank: int, port: int, base: Path, dp: int, tp: int, cp: int) -> None:
     """Gradients, values, and losses of a critic: of two steps, and of the second again from the checkpoint that one rank made before it."""
     vocab = MODELS["qwen3"].vocab_size
-    policy = settings(base / "qwen3" / "model", tp)
+    policy = settings(base / "qwen3" / "model", tp, context_parallel_size=cp)
     shared = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy) if field.name != "loss"}
-    worker = CriticWorker(CriticConfig(**shared), rank, dp * tp)
+    worker = CriticWorker(CriticConfig(**shared), rank, dp * tp * cp)
     worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
     set_head(worker)
-    first, second = (valued(random_batch(vocab, seed, PARTS[dp][rank // tp])) for seed in (0, 1))
+    first, second = (valued(random_batch(vocab, seed, PARTS[dp][rank // (tp * cp)])) for seed in (0, 1))
     (prepared,) = prepare_values([first], worker.config, torch.device("cpu"), worker.ready.costs)
     accumulate_value_gradients(worker.model, prepared, worker.config, ValueMeter(torch.device("cpu")))
     clip_gradients(worker.model, None)
@@ -283,7 +283,7 @@ def run_critic(rank: int, port: int, base: Path, dp: int, tp: int) -> None:
     arrays["values"] = worker.compute_values(everything.token_ids, everything.lengths, everything.response_mask)
     losses = [worker.train_step([first], 0)["critic/loss"]]
     checkpoint = base / "critic checkpoint"
-    if dp * tp == 1:
+    if dp * tp * cp == 1:
         worker.save_checkpoint(checkpoint)
     losses.append(worker.train_step([second], 1)["critic/loss"])
     assert worker.load_checkpoint(checkpoint) == 1
@@ -294,22 +294,23 @@ def run_critic(rank: int, port: int, base: Path, dp: int, tp: int) -> None:
     losses.append(worker.train_step([second], 1)["critic/loss"])
     worker.shutdown()
     if rank == 0:
-        write(base, f"critic {dp}x{tp}", arrays | {"losses": np.array(losses)})
+        write(base, f"critic {label(dp, tp, cp)}", arrays | {"losses": np.array(losses)})
 
 
-def run_frozen(rank: int, port: int, base: Path, dp: int, tp: int) -> None:
+def run_frozen(rank: int, port: int, base: Path, dp: int, tp: int, cp: int) -> None:
     """Log-probs of a reference or teacher, before and after its weights were away; data-parallel ranks score a part each."""
     vocab = MODELS["qwen2"].vocab_size
-    worker = PolicyWorker(settings(base / "qwen2" / "model", tp, trainable=False), rank, dp * tp)
+    config = settings(base / "qwen2" / "model", tp, trainable=False, context_parallel_size=cp)
+    worker = PolicyWorker(config, rank, dp * tp * cp)
     worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
-    batch = random_batch(vocab, part=PARTS[dp][rank // tp])
+    batch = random_batch(vocab, part=PARTS[dp][rank // (tp * cp)])
     before = worker.compute_logprobs(batch.token_ids, batch.lengths, 0.9)
     worker.offload(StateKind)
     worker.load(StateKind)
     assert np.array_equal(worker.compute_logprobs(batch.token_ids, batch.lengths, 0.9), before)
     worker.shutdown()
-    if rank % tp == 0:
-        write(base, f"frozen {dp}x{tp} {rank // tp}", {"logprobs": before})
+    if rank % (tp * cp) == 0:
+        write(base, f"frozen {label(dp, tp, cp)} {rank // (tp * cp)}", {"logprobs": before})
 
 
 @pytest.fixture(scope="module")
@@ -433,8 +434,9 @@ def test_moments_in_bfloat16_are_the_same_on_all_ranks_and_in_another_layouts_ch
     assert any(not np.array_equal(one[name], ranks[0][name]) for name in one if name.startswith("own/"))
 
 
-def test_a_critic_of_any_layout_learns_what_one_rank_learns(base: Path) -> None:
-    one, other = read(base, "critic 1x1"), read(base, "critic 2x2")
+@pytest.mark.parametrize("layout", ["2x2", "1x2x2"])
+def test_a_critic_of_any_layout_learns_what_one_rank_learns(base: Path, layout: str) -> None:
+    one, other = read(base, "critic 1x1"), read(base, f"critic {layout}")
     assert {"grad/value_head.weight", "grad/value_head.bias", "grad/model.layers.0.self_attn.q_norm.weight"} <= one.keys() == other.keys()
     gradients = {name: array for name, array in one.items() if name.startswith("grad/")}
     assert min(float(np.abs(array).max()) for array in gradients.values()) > 1e-4
@@ -447,9 +449,10 @@ def test_a_critic_of_any_layout_learns_what_one_rank_learns(base: Path) -> None:
     assert one["losses"][1] == one["losses"][2]
 
 
-def test_a_frozen_policy_of_any_layout_scores_as_one_rank_does(base: Path) -> None:
+@pytest.mark.parametrize(("layout", "dp"), [("2x2", 2), ("1x2x2", 1)])
+def test_a_frozen_policy_of_any_layout_scores_as_one_rank_does(base: Path, layout: str, dp: int) -> None:
     one = read(base, "frozen 1x1 0")["logprobs"]
-    parts = [read(base, f"frozen 2x2 {rank}")["logprobs"] for rank in range(2)]
+    parts = [read(base, f"frozen {layout} {rank}")["logprobs"] for rank in range(dp)]
     np.testing.assert_allclose(np.concatenate(parts), one, atol=2e-6)
     np.testing.assert_allclose(one, read(base / "qwen2" / "1x1", "result", "logprobs")[""], atol=2e-6)
 
@@ -504,10 +507,10 @@ def main(rank: int, ports: list[int], base: Path) -> None:
         if rank < dp * tp * cp:
             run_low_precision(rank, port, base, dp, tp, cp)
     for run in (run_critic, run_frozen):
-        for dp, tp in ((1, 1), (2, 2)):
+        for dp, tp, cp in ((1, 1, 1), (2, 2, 1), (1, 2, 2)):
             port = ports.pop()
-            if rank < dp * tp:
-                run(rank, port, base, dp, tp)
+            if rank < dp * tp * cp:
+                run(rank, port, base, dp, tp, cp)
 
 
 if __name__ == "__main__":

@@ -71,8 +71,8 @@ class RoleTraits:
     """Whether its processes are inference engines: of several devices, each independent of the others, and free to share a device."""
     is_trained: bool = False
     """Whether it has gradients and an optimizer, and divides a mini-batch's samples over its processes."""
-    takes_tensor_parallel: bool = False
-    """Whether ``components[].tensorParallelSize`` divides its layers."""
+    takes_parallel_sizes: bool = False
+    """Whether ``components[].tensorParallelSize``, ``contextParallelSize`` and ``expertParallelSize`` divide what it computes."""
     sized_by_training: bool = False
     """Whether the parallel sizes of ``spec.training`` are its own; :class:`~rljob_api.v1alpha1.rljob.RLJobSpec` returns them."""
     has_own_model: bool = False
@@ -93,7 +93,7 @@ class RoleTraits:
     @property
     def divides_layers(self) -> bool:
         """Whether its processes can share each layer, whichever field says so; an engine's devices are within one process."""
-        return self.takes_tensor_parallel or self.sized_by_training
+        return self.takes_parallel_sizes or self.sized_by_training
 
     @property
     def receives_weights(self) -> bool:
@@ -130,16 +130,16 @@ TRAITS: Mapping[Role, RoleTraits] = MappingProxyType(
             max_components=1,
             offload_fields=("weight",),
             auto_phase=AutoPhase.REFERENCE,
-            takes_tensor_parallel=True,
+            takes_parallel_sizes=True,
         ),
         Role.CRITIC: RoleTraits(
             runs_on=RunsOn.DEVICES,
             max_components=1,
             offload_fields=("optimizer", "weight", "grad"),
             is_trained=True,
-            takes_tensor_parallel=True,
+            takes_parallel_sizes=True,
         ),
-        Role.TEACHER: RoleTraits(runs_on=RunsOn.DEVICES, offload_fields=("weight",), takes_tensor_parallel=True, has_own_model=True),
+        Role.TEACHER: RoleTraits(runs_on=RunsOn.DEVICES, offload_fields=("weight",), takes_parallel_sizes=True, has_own_model=True),
         Role.REWARD: RoleTraits(runs_on=RunsOn.CPU),
         Role.ENVIRONMENT: RoleTraits(runs_on=RunsOn.CPU_OR_HARDWARE),
         Role.JUDGE: RoleTraits(runs_on=RunsOn.DEVICES, offload_fields=("weight",), has_engine=True, has_own_model=True),

@@ -128,10 +128,18 @@ def test_the_reference_gets_devices_of_its_own() -> None:
     assert len(plan.component("ref").devices) < len(plan.component("train").devices)  # a third of the work
 
 
-@pytest.mark.parametrize("sections", [{"measured": TIMES}, {}])
-def test_a_reference_has_whole_tensor_parallel_groups(sections: Document) -> None:
+@pytest.mark.parametrize(
+    ("sections", "sizes"),
+    [
+        ({"measured": TIMES}, {"tensorParallelSize": 4}),
+        ({}, {"tensorParallelSize": 4}),
+        ({}, {"tensorParallelSize": 2, "contextParallelSize": 2}),
+        ({}, {"contextParallelSize": 2, "expertParallelSize": 4}),
+    ],
+)
+def test_a_reference_has_whole_parallel_groups(sections: Document, sizes: Document) -> None:
     roles = open_roles(4, reference=True)
-    roles[-1]["tensorParallelSize"] = 4
+    roles[-1] |= sizes
     plan = planner.plan(chosen(job([group("a", 3, 8)], roles, **sections)).spec)
     processes = plan.component("ref").processes
     assert processes

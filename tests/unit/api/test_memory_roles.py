@@ -125,6 +125,37 @@ def test_expert_parallelism_of_the_trainer_divides_gathered_experts_and_whole_gr
     assert divided[flowing] - whole[flowing] == tokens * exchanged
 
 
+def test_a_critic_divides_its_activations_by_a_context_parallel_size_of_its_own() -> None:
+    long = {"maxPromptTokens": 1024, "maxResponseTokens": 32_768 - 1024}
+    estimates = [estimated({**CRITIC, **size}, rollout=long) for size in ({}, {"contextParallelSize": 2})]
+    whole, shared = (terms(device(estimate, 2), TRAIN_CRITIC, "critic") for estimate in estimates)
+    assert 0.5 * whole["activations"] <= shared["activations"] < 0.55 * whole["activations"], "outputs of the attention exist twice"
+    assert whole["gathered weights"] == shared["gathered weights"]
+    trainers = [terms(device(estimate, 0), TRAIN, "actor_train") for estimate in estimates]
+    assert trainers[0] == trainers[1]
+    remedies = [
+        {term.need.name: term.need.remedy for one in device(e, 2).phases if one.phase is TRAIN_CRITIC for term in one.terms}
+        for e in estimates
+    ]
+    assert remedies[0]["activations"].endswith(", a larger contextParallelSize of that component")
+    assert "contextParallelSize" not in remedies[1]["activations"], "two processes hold a sequence"
+
+
+def test_expert_parallelism_of_other_roles_divides_the_experts_that_they_gather() -> None:
+    config = json.loads(json.dumps(CONFIGS["qwen3_moe, all sparse"])) | {"num_experts": 64, "moe_intermediate_size": 4096}
+    shape, hidden, layers = memory.shape_from_config(config), config["hidden_size"], config["num_hidden_layers"]
+    of_layer = 64 * 3 * hidden * 4096 * 2
+    for role, phase, name in ((CRITIC, TRAIN_CRITIC, "critic"), (REFERENCE, memory.Phase.SCORE, "reference")):
+        found = []
+        for size in (1, 2):
+            spec, plan = planned_job({**role, "expertParallelSize": size}, training={"microBatchTokens": 4096})
+            found.append(terms(device(memory.estimate(spec, plan, shape), 2), phase, name))
+        whole, divided = found
+        assert whole["gathered weights"] - divided["gathered weights"] == min(2, layers) * of_layer // 2
+    rows = config["num_experts_per_tok"] * hidden * 2
+    assert divided["one layer's activations"] - whole["one layer's activations"] == 4096 * rows, "on their way back"
+
+
 def test_a_critic_divides_its_layers_by_a_size_of_its_own() -> None:
     pools = [device(estimated({**CRITIC, **size}), 2) for size in ({}, {"tensorParallelSize": 2})]
     whole, divided = (terms(pool, TRAIN_CRITIC, "critic") for pool in pools)
@@ -141,6 +172,14 @@ def test_a_reference_divides_its_layers_by_a_size_of_its_own() -> None:
     assert found["bfloat16 weights"] == PARAMETERS // 2 * 2
     whole = terms(device(estimated(REFERENCE, algorithm=kl), 2), memory.Phase.SCORE, "reference")
     assert found["logits of a chunk"] * 2 == whole["logits of a chunk"]
+
+
+def test_a_reference_divides_its_sequences_by_a_size_of_its_own() -> None:
+    long, kl = {"maxPromptTokens": 1024, "maxResponseTokens": 32_768 - 1024}, {"kl": {"coefficient": 0.1}}
+    pools = [device(estimated({**REFERENCE, **size}, algorithm=kl, rollout=long), 2) for size in ({}, {"contextParallelSize": 2})]
+    whole, shared = (terms(pool, memory.Phase.SCORE, "reference") for pool in pools)
+    assert whole["last hidden states"] == 2 * shared["last hidden states"]
+    assert whole["bfloat16 weights"] == shared["bfloat16 weights"]
 
 
 def test_a_reference_is_whole_on_each_process() -> None:

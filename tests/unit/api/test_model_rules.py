@@ -158,6 +158,28 @@ def test_tensor_parallelism_of_a_component_divides_its_layers(role: str) -> None
     assert unknown.startswith("spec.components[3].tensorParallelSize: 2: config.json has model_type olmo2, whose layers cannot be divided")
 
 
+@pytest.mark.parametrize("role", ["Reference", "Critic"])
+def test_sequences_and_experts_of_a_component_are_divided_by_its_own_sizes(role: str) -> None:
+    context, experts = with_component(role, contextParallelSize=2), with_component(role, expertParallelSize=2)
+    mixture = CONFIGS["mixtral"]
+    assert problems(DENSE, **context) == problems(mixture, **context) == problems(mixture, **experts) == []
+    (window,) = problems(DENSE | {"sliding_window": 64}, **context)
+    assert window.startswith("spec.components[3].contextParallelSize: 2: config.json has sliding_window 64")
+    (odd,) = problems(mixture | {"num_local_experts": 9}, **experts)
+    assert odd == "spec.components[3].expertParallelSize: 2: does not divide num_local_experts 9 of config.json; use 1 or 3"
+    (dense,) = problems(DENSE, **experts)
+    assert dense.startswith("spec.components[3].expertParallelSize: 2: config.json has model_type qwen3 without experts")
+
+
+def test_sequences_and_experts_of_a_teacher_are_those_of_its_own_model() -> None:
+    teacher = with_component("Teacher", contextParallelSize=2, expertParallelSize=2, model={"path": "team/other", "trustRemoteCode": True})
+    del teacher["algorithm"]
+    assert problems(DENSE | {"sliding_window": 64}, own=CONFIGS["mixtral"], **teacher) == []
+    context, experts = problems(DENSE, own=DENSE | {"auto_map": {"AutoModelForCausalLM": "modeling.Model"}}, **teacher)
+    assert context.startswith("spec.components[3].contextParallelSize: 2: config.json has auto_map")
+    assert experts.startswith("spec.components[3].expertParallelSize: 2: config.json has model_type qwen3 without experts")
+
+
 def test_a_component_with_a_model_of_its_own_is_asked_about_that_one() -> None:
     odd, model = DENSE | {"num_key_value_heads": 5, "num_attention_heads": 15}, {"path": "team/other"}
     teacher = with_component("Teacher", tensorParallelSize=2, model=model)

@@ -59,7 +59,7 @@ def test_traits_agree_with_each_other(role: Role) -> None:
     assert traits.holds_model is (traits.runs_on is RunsOn.DEVICES) is not traits.takes_workers
     assert bool(traits.offload_fields) is traits.holds_model
     assert not (traits.has_engine and traits.is_trained)
-    assert not (traits.takes_tensor_parallel and traits.sized_by_training)
+    assert not (traits.takes_parallel_sizes and traits.sized_by_training)
     assert traits.is_trained or not traits.publishes_weights
     assert traits.receives_weights is (role is Role.ROLLOUT)
     assert traits.max_components is None or traits.max_components >= traits.min_components
@@ -67,16 +67,18 @@ def test_traits_agree_with_each_other(role: Role) -> None:
 
 
 @pytest.mark.parametrize("role", Role)
-def test_the_parallel_sizes_of_the_training_are_those_of_the_roles_that_say_so(role: Role) -> None:
+def test_parallel_sizes_are_those_of_the_training_or_of_the_component(role: Role) -> None:
     """The methods of the spec are below the table, and name the role."""
-    own = {"tensorParallelSize": 2} if TRAITS[role].takes_tensor_parallel else {}
+    own = {"tensorParallelSize": 2, "contextParallelSize": 4, "expertParallelSize": 6} if TRAITS[role].takes_parallel_sizes else {}
     made = document({"name": "one", "role": role.value, "placement": {"ranks": "1"}, **own})
     made["spec"]["training"] = {"tensorParallelSize": 3, "contextParallelSize": 5, "expertParallelSize": 7}
     spec = spec_of(made)
     component = spec.components[1]
     sizes = spec.tensor_parallel_size(component), spec.context_parallel_size(component), spec.expert_parallel_size(component)
-    assert sizes == ((3, 5, 7) if TRAITS[role].sized_by_training else (2 if own else 1, 1, 1))
+    assert sizes == ((3, 5, 7) if TRAITS[role].sized_by_training else (2, 4, 6) if own else (1, 1, 1))
     assert (sizes[0] > 1) is TRAITS[role].divides_layers
+    if TRAITS[role].sized_by_training:
+        assert spec.device_unit(component) == spec.training.device_unit
 
 
 @pytest.mark.parametrize("role", LIMITED)

@@ -313,6 +313,17 @@ critic:
         said = [note.why for note in notes(text, "actor.model.expert_model_parallel_size")]
         assert said == (["does not divide the 40 training processes, which shard experts by FSDP2"] if size == 3 else [])
 
+    def test_the_critic_has_its_own_parallel_sizes(self) -> None:
+        text = (
+            "cluster: {num_nodes: 1, component_placement: {actor: 0-1, rollout: 2-3, 'critic,reward': 4-7}}\nalgorithm: {adv_type: gae}\n"
+        )
+        text += "critic: {model: {context_parallel_size: 2, expert_model_parallel_size: 4, tensor_model_parallel_size: 2}}"
+        critic = component(spec_of(text), "critic")
+        assert (critic["contextParallelSize"], critic["expertParallelSize"]) == (2, 4)
+        assert "tensorParallelSize" not in critic, "the layers of a mixture are not divided"
+        said = [note.path for note in conversion.convert("rlinf", text).notes if note.path.startswith("critic.model")]
+        assert said == ["critic.model.tensor_model_parallel_size"]
+
     def test_prompts_that_the_trainers_processes_divide(self) -> None:
         text = "cluster: {num_nodes: 8, component_placement: {actor: 24-63, 'rollout,reward': 0-15}}\n"
         text += "algorithm: {group_size: 16, n_minibatches: 4}\ndata: {rollout_batch_size: 512}"

@@ -8,7 +8,6 @@ import pytest
 
 from rljob_api.errors import SpecInvalidError
 from rljob_convert import conversion
-from rljob_convert.keys import EXPERTS
 from rljob_convert.notes import Note, NoteKind
 from tests.unit.convert import cases
 from tests.unit.convert.cases import component
@@ -109,7 +108,7 @@ actor_train:
         assert not [note for note in notes(text, "actor_train.model_args") if note.kind is NoteKind.DROPPED]
 
     @pytest.mark.parametrize(("size", "expected"), [(1, None), (8, 8), (3, None)])
-    def test_experts_are_divided_by_the_trainer_alone(self, size: int, expected: int | None) -> None:
+    def test_experts_are_divided_where_processes_are(self, size: int, expected: int | None) -> None:
         config = f"{{tensor_model_parallel_size: 2, expert_model_parallel_size: {size}, expert_tensor_parallel_size: 1}}"
         text = f"""
 adv_estimator: reinforce
@@ -122,13 +121,42 @@ reference:
   device_mapping: "list(range(0,16))"
   strategy_args: {{strategy_name: megatron_infer, strategy_config: {config}}}
 """
+        (reference,) = (component for component in spec_of(text)["components"] if component["role"] == "Reference")
+        assert reference.get("expertParallelSize") == expected
+        assert ("tensorParallelSize" in reference) is (size == 1)
         training, of_trainer = spec_of(text)["training"], "actor_train.strategy_args.strategy_config"
         assert training.get("expertParallelSize") == expected
         assert ("tensorParallelSize" in training) is (size == 1), "the layers of a mixture are not divided"
         said = [note.why for note in notes(text, f"{of_trainer}.expert_model_parallel_size")]
         assert said == (["does not divide the 16 training processes, which shard experts by FSDP2"] if size == 3 else [])
         other = notes(text, "reference.strategy_args.strategy_config.expert_model_parallel_size")
-        assert [note.why for note in other] == ([] if size == 1 else [EXPERTS])
+        assert [note.why for note in other] == (["does not divide its 16 processes, which shard experts by FSDP2"] if size == 3 else [])
+
+    @pytest.mark.parametrize(("strategy", "expected"), [("megatron_train", (2, 4)), ("fsdp2_train", (4, None))])
+    def test_a_critic_divides_sequences_as_its_strategy_does(self, strategy: str, expected: tuple[int, int | None]) -> None:
+        text = f"""
+adv_estimator: gae
+actor_train:
+  device_mapping: "list(range(0,16))"
+  model_args: {{attn_implementation: fa2}}
+critic:
+  device_mapping: "list(range(0,16))"
+  model_args: {{ulysses_size: 4}}
+  strategy_args: {{strategy_name: {strategy}, strategy_config: {{context_parallel_size: 2, expert_model_parallel_size: 4}}}}
+actor_infer: {{device_mapping: "list(range(0,16))"}}
+"""
+        converted, place = conversion.convert("roll", text), "critic.strategy_args.strategy_config"
+        assert conversion.problems(converted) == ()
+        (critic,) = (component for component in spec_of(text)["components"] if component["role"] == "Critic")
+        assert (critic.get("contextParallelSize"), critic.get("expertParallelSize")) == expected
+        unread = (
+            {"critic.model_args.ulysses_size"} if expected[1] else {f"{place}.context_parallel_size", f"{place}.expert_model_parallel_size"}
+        )
+        assert {note.path for note in converted.notes if note.why == "ROLL's strategy does not read it"} == unread
+        assert "attention" not in spec_of(text)["model"], "of those only sdpa computes parts of sequences"
+        odd = text.replace("ulysses_size: 4", "ulysses_size: 3").replace("context_parallel_size: 2", "context_parallel_size: 3")
+        (note,) = (note for note in conversion.convert("roll", odd).notes if "data-parallel processes" in note.why)
+        assert note.why == "does not divide its 16 data-parallel processes"
 
     @pytest.mark.parametrize(
         ("strategy", "expected", "unread"), [("megatron_train", 4, "ep_size"), ("fsdp2_train", 8, "expert_model_parallel_size")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rljob_api import naming, paths
@@ -53,6 +54,7 @@ DTYPES = {
 }
 GRANULARITIES = {"full": "full", "selective": "selective"}
 """What Megatron recomputes in the backward pass."""
+_PLACE = "change the placement"
 TRAIN_PLACEHOLDER = "data/train.jsonl"
 MODEL_PLACEHOLDER = "models/policy"
 
@@ -276,28 +278,56 @@ def tensor_parallel(source: Source, where: tuple[str, ...], tensor: int, experts
     return tensor if tensor > 1 else None
 
 
-def expert_parallel(source: Source, where: tuple[str, ...], processes: int) -> int | None:
-    """The trainer's expert parallel size; None for 1.
+def expert_parallel(source: Source, where: tuple[str, ...], processes: int, whose: str = "the {} training processes") -> int | None:
+    """The trainer's expert parallel size, or that of ``whose`` processes; None for 1.
 
     Args:
         source: the file.
         where: key of the size.
-        processes: of the trainer, 0 if not known.
+        processes: of the component, 0 if not known.
+        whose: how a note calls them.
     """
     size = source.integer(*where, low=1, high=128) or 1
     if processes % size:
-        source.drop(where, f"does not divide the {processes} training processes, which shard experts by FSDP2", "change the placement")
+        source.drop(where, f"does not divide {whose.format(processes)}, which shard experts by FSDP2", "change the placement")
         return None
     return size if size > 1 else None
 
 
-def component_tensor_parallel(source: Source, where: tuple[str, ...], processes: int, experts: int) -> int | None:
-    """The tensor parallel size of a critic, reference or teacher, as :func:`tensor_parallel`; ``processes``: of it, 0 if not known."""
-    tensor = source.integer(*where, low=1, high=64) or 1
-    if processes % tensor:
-        source.drop(where, f"does not divide its {processes} processes, which shard their layers by FSDP2 alone", "change the placement")
-        return None
-    return tensor_parallel(source, where, tensor, experts)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeKeys:
+    """Keys of the parallel sizes of a critic, reference or teacher."""
+
+    tensor: tuple[str, ...]
+    context: tuple[str, ...]
+    experts: tuple[str, ...]
+
+
+def component_sizes(source: Source, keys: SizeKeys, processes: int, experts: int) -> Section:
+    """The parallel sizes of a critic, reference or teacher, as fields of its component; those of 1 are left out.
+
+    Args:
+        source: the file.
+        keys: of the sizes.
+        processes: of the component, 0 if not known.
+        experts: expert parallel size of the trainer, as of :func:`tensor_parallel`.
+    """
+    own, asked = source.peek(*keys.experts), source.integer(*keys.tensor, low=1, high=64) or 1
+    if processes % asked:
+        source.drop(keys.tensor, f"does not divide its {processes} processes, which shard their layers by FSDP2 alone", _PLACE)
+        asked = 1
+    tensor = tensor_parallel(source, keys.tensor, asked, max(experts, own if isinstance(own, int) else 1)) or 1
+    context = source.integer(*keys.context, low=1, high=64) or 1
+    if processes % (context * tensor):
+        source.drop(keys.context, f"does not divide its {processes // tensor} data-parallel processes", _PLACE)
+        context = 1
+    return compact(
+        {
+            "tensorParallelSize": tensor if tensor > 1 else None,
+            "contextParallelSize": context if context > 1 else None,
+            "expertParallelSize": expert_parallel(source, keys.experts, processes, "its {} processes"),
+        }
+    )
 
 
 def load_balancing(source: Source, where: tuple[str, ...]) -> dict[str, float] | None:

@@ -15,8 +15,6 @@ from rljob_api.errors import did_you_mean
 from rljob_convert.notes import NoteKind
 from rljob_convert.source import Source, leaves
 
-EXPERTS = "only the trainer divides the experts of a layer over processes; others shard them by FSDP2"
-"""Why expert parallelism of other roles has no counterpart."""
 WHOLE_EXPERTS = "an expert is on one process as a whole, or sharded by FSDP2"
 """Why tensor parallelism within experts has none."""
 _EXPLAINED = re.compile(r": |; |, (?=which |of |where )")

@@ -103,8 +103,8 @@ class Candidates:
         self.trainer_sizes = self._trainer_sizes()
         """Numbers of Trainer devices that validation accepts: those of one share times a divisor of the mini-batch's samples."""
         reference = request.auto.get(AutoPhase.REFERENCE)
-        self.reference_unit = 1 if reference is None else self._spec.tensor_parallel_size(self._spec.components[reference])
-        """Devices of the smallest Reference: its tensor parallel size."""
+        self.reference_unit = 1 if reference is None else self._spec.device_unit(self._spec.components[reference])
+        """Devices of the smallest Reference, as its parallel sizes say."""
         self._reference_sizes = [self.reference_unit * n for n in _thinned(divisors(model.sequences), 0.5 if self._is_large() else 1)]
         self.too_tight: list[str] = []
         """Trainer sizes that leave no room for the rest, in words."""

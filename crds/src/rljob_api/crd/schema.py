@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from rljob_api.crd.docstrings import attribute_docs
 from rljob_api.errors import SchemaError
 from rljob_api.naming import MAX_JOB_NAME, RESERVED_GROUP_NAMES
+from rljob_api.roles import TRAITS
 from rljob_api.v1alpha1.rljob import KIND, RLJob, RLJobSpec
 from rljob_api.v1alpha1.status import RLJobStatus
 
@@ -59,6 +60,7 @@ _ONE_VALUE = (("has(self.value) != has(self.valueFrom)", "give exactly one of va
 _ONE_PLACEMENT = (
     "[has(self.ranks), has(self.deviceMapping), has(self.workers)].filter(given, given).size() == (self.mode == 'Auto' ? 0 : 1)"
 )
+_ROLES_WITH_SIZES = [role.value for role, traits in TRAITS.items() if traits.takes_parallel_sizes]
 CEL_RULES: dict[str, tuple[tuple[str, str], ...]] = {
     "": ((f"self.metadata.name.size() <= {MAX_JOB_NAME}", f"metadata.name must have at most {MAX_JOB_NAME} characters"),),
     "spec.head.env[]": _ONE_VALUE,
@@ -74,9 +76,9 @@ CEL_RULES: dict[str, tuple[tuple[str, str], ...]] = {
     "spec.components": (("self.exists(c, c.role == 'Rollout')", "a component must have role Rollout"),),
     "spec.components[]": (
         ("!has(self.engine) || self.role in ['Rollout', 'Judge']", "only a Rollout or Judge has an engine"),
-        (
-            "!has(self.tensorParallelSize) || self.role in ['Reference', 'Critic', 'Teacher']",
-            "only a Reference, Critic or Teacher has tensorParallelSize of its own",
+        *(
+            (f"!has(self.{size}) || self.role in {_ROLES_WITH_SIZES}", f"only a Reference, Critic or Teacher has {size} of its own")
+            for size in ("tensorParallelSize", "contextParallelSize", "expertParallelSize")
         ),
         ("!has(self.teaches) || self.role == 'Teacher'", "only a Teacher has teaches"),
         ("has(self.model) == (self.role in ['Teacher', 'Judge'])", "give model exactly when role is Teacher or Judge"),

@@ -32,8 +32,8 @@ class CriticNeeds(PolicyNeeds):
 
     @property
     def shorter_sequences(self) -> str:
-        """A critic computes whole sequences."""
-        return ""
+        """One more remedy, where a micro-batch is a single sequence that is longer than the budget."""
+        return ", a larger contextParallelSize of that component" if self.full_tokens > self.shared_budget else ""
 
     @property
     def parameters(self) -> int:

@@ -126,6 +126,11 @@ def layer_bytes_per_token(
     return norms + ceil_div(inner, tensor)
 
 
+def exchanged_numbers(decoder: DecoderShape, experts: int) -> int:
+    """Numbers of a token's rows that are on their way to experts, or back, with expert parallelism of that size."""
+    return decoder.experts_per_token * decoder.hidden_size if experts > 1 else 0
+
+
 def _attention_bytes(decoder: DecoderShape, tree: TreeSizes, attending: Attending, number: int, context: int) -> int:
     """Queries, keys, values, output, and a float32 log-sum-exp per head.
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from rljob_api.dtypes import DTYPE_BYTES, optimizer_state_bytes
 from rljob_api.layer_compilation import compiles_layers
-from rljob_api.memory.layer_activations import Attending, TreeSizes, cpu_attending, layer_bytes_per_token
+from rljob_api.memory.layer_activations import Attending, TreeSizes, cpu_attending, exchanged_numbers, layer_bytes_per_token
 from rljob_api.memory.model import Kind, Need, Phase, ProcessNeeds
 from rljob_api.memory.process_needs import process_need
 from rljob_api.memory.shape import DecoderShape, ModelShape
@@ -378,7 +378,7 @@ class PolicyNeeds:
         decoder, tokens, number = self.shape.decoder, self.micro_batch_tokens, self.compute_bytes
         if decoder is None:
             return ()
-        exchanged = decoder.experts_per_token * decoder.hidden_size if self.expert_parallel_size > 1 else 0
+        exchanged = exchanged_numbers(decoder, self.expert_parallel_size)
         numbers = 2 * (decoder.hidden_size + ceil_div(decoder.intermediate_size, self.tensor) + exchanged)
         need = Need(
             kind=Kind.WORKSPACE,
@@ -390,11 +390,11 @@ class PolicyNeeds:
         return (need,)
 
     def _passing(self) -> tuple[Need, ...]:
-        """What exists of one layer when nothing is kept for a backward pass."""
+        """What exists of one layer when nothing is kept for a backward pass; rows of experts while they are on their way back."""
         decoder, tokens = self.shape.decoder, self.micro_batch_tokens
         if decoder is None:
             return ()
-        layer = self._layer_bytes_per_token(decoder)
+        layer = self._layer_bytes_per_token(decoder) + exchanged_numbers(decoder, self.expert_parallel_size) * self.compute_bytes
         formula = f"{show_count(tokens)} tokens x {layer:,} B"
         return (
             Need(kind=Kind.WORKSPACE, name="one layer's activations", formula=formula, num_bytes=tokens * layer, remedy=self.less_work),

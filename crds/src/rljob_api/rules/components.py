@@ -31,19 +31,27 @@ def _engines(spec: RLJobSpec) -> Iterator[FieldError]:
             yield _error(path, None, f"a {component.role} has no inference engine", "remove it, only a Rollout or Judge has one")
 
 
-def _tensor_parallel(spec: RLJobSpec) -> Iterator[FieldError]:
-    """Only on roles whose processes divide layers among them, and have no other field that says so."""
+def _parallel_sizes(spec: RLJobSpec) -> Iterator[FieldError]:
+    """Only on roles whose processes divide layers, sequences or experts among them, and have no other field that says so."""
     for index, component in enumerate(spec.components):
-        traits, size = TRAITS[component.role], component.tensor_parallel_size
-        if size is None or traits.takes_tensor_parallel:
-            continue
-        path = f"spec.components[{index}].tensorParallelSize"
-        if traits.sized_by_training:
-            yield _error(path, size, f"a {component.role} has training.tensorParallelSize", f"write {size} there")
-        elif traits.has_engine:
-            yield _error(path, size, f"a {component.role} has engine.tensorParallelSize", f"write {size} there")
-        else:
-            yield _error(path, size, f"a {component.role} has no layers to divide", "remove it")
+        for field, size in (
+            ("tensorParallelSize", component.tensor_parallel_size),
+            ("contextParallelSize", component.context_parallel_size),
+            ("expertParallelSize", component.expert_parallel_size),
+        ):
+            if size is not None and not TRAITS[component.role].takes_parallel_sizes:
+                yield _misplaced_size(f"spec.components[{index}].{field}", field, size, component.role)
+
+
+def _misplaced_size(path: str, field: str, size: int, role: Role) -> FieldError:
+    traits = TRAITS[role]
+    if traits.sized_by_training:
+        return _error(path, size, f"a {role} has training.{field}", f"write {size} there")
+    if not traits.has_engine:
+        return _error(path, size, f"a {role} has no layers to divide", "remove it")
+    if field == "tensorParallelSize":
+        return _error(path, size, f"a {role} has engine.tensorParallelSize", f"write {size} there")
+    return _error(path, size, f"a {role} computes with engines, which have no such size", "remove it, or use engine.tensorParallelSize")
 
 
 def _own_models(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -105,7 +113,7 @@ def _partial(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
 RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _number_of_components,
     _engines,
-    _tensor_parallel,
+    _parallel_sizes,
     _own_models,
     _measured,
 )

@@ -6,11 +6,12 @@ The runtime refuses the same when it loads the model (``rljob_runtime.training.m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Literal
 
 from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
 from rljob_api.roles import TRAITS
-from rljob_api.v1alpha1.components import Component, Role, ServedModel
+from rljob_api.v1alpha1.components import ServedModel
 from rljob_api.v1alpha1.data import Model
 from rljob_api.v1alpha1.operations import AdapterSync
 from rljob_api.v1alpha1.rljob import RLJobSpec
@@ -25,8 +26,6 @@ TENSOR_PARALLEL_MODELS = (
     *("olmo", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2"),
 )
 """``model_type`` of the models whose layers the trainer can divide: dense ones whose plan in transformers divides whole linear layers."""
-CONTEXT_PARALLEL_PATH = "spec.training.contextParallelSize"
-EXPERT_PARALLEL_PATH = "spec.training.expertParallelSize"
 DIVIDED_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 """What the trainer's tensor parallelism divides; embedding and head stay whole where it does not divide them."""
 LOGIT_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
@@ -57,14 +56,14 @@ def model_problems(spec: RLJobSpec, config_of: ConfigReader) -> list[FieldError]
     for index, component in enumerate(spec.components):
         own = None if component.model is None or not TRAITS[component.role].has_own_model else config_of(component.model)
         if own is not None:
-            problems += _component_parallel(index, component, _decoder(own))
+            problems += _component_parallel(spec, index, own)
     return problems
 
 
-def tensor_parallel_path(spec: RLJobSpec, index: int) -> str:
-    """The field that says over how many devices the layers of a component without engine are divided."""
+def parallel_path(spec: RLJobSpec, index: int, kind: Literal["tensor", "context", "expert"]) -> str:
+    """The field that says over how many devices the layers, sequences or experts of a component without engine are divided."""
     in_training = TRAITS[spec.components[index].role].sized_by_training
-    return "spec.training.tensorParallelSize" if in_training else f"spec.components[{index}].tensorParallelSize"
+    return f"{'spec.training' if in_training else f'spec.components[{index}]'}.{kind}ParallelSize"
 
 
 def _decoder(config: Config) -> Config:
@@ -150,26 +149,36 @@ def _logits(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldE
             yield _error("spec.model.path", spec.model.path, problem, "use another model")
 
 
-def _tensor_parallel(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+def _parallel(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
     """Of the components that compute with ``spec.model``; those without a setting have size 1."""
     for index, component in enumerate(spec.components):
-        if TRAITS[component.role].has_own_model:
-            continue
-        if TRAITS[component.role].sized_by_training:
-            yield from _divided_layers(tensor_parallel_path(spec, index), spec.tensor_parallel_size(component), decoder)
-        else:
-            yield from _component_parallel(index, component, decoder)
+        if not TRAITS[component.role].has_own_model:
+            yield from _component_parallel(spec, index, config)
 
 
-def _context_parallel(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+def _component_parallel(spec: RLJobSpec, index: int, config: Config) -> Iterator[FieldError]:
+    """Whether the sizes of a component divide the model of this ``config.json``."""
+    component, decoder = spec.components[index], _decoder(config)
+    if TRAITS[component.role].divides_layers:
+        yield from _divided_layers(parallel_path(spec, index, "tensor"), spec.tensor_parallel_size(component), decoder)
+        yield from _divided_sequences(spec, index, config)
+        yield from _divided_experts(parallel_path(spec, index, "expert"), spec.expert_parallel_size(component), decoder)
+    tensor, heads = component.engine.tensor_parallel_size if component.engine is not None else 1, _count(decoder, "num_attention_heads")
+    if heads is not None and heads % tensor:
+        problem = f"does not divide num_attention_heads {heads} of config.json"
+        yield _error(f"spec.components[{index}].engine.tensorParallelSize", tensor, problem, f"use {_divisors(heads, tensor)}")
+
+
+def _divided_sequences(spec: RLJobSpec, index: int, config: Config) -> Iterator[FieldError]:
     """Attention is divided by heads, and computes packed rows, in which every layer attends to all earlier tokens."""
-    size, tensor, heads = spec.training.context_parallel_size, spec.training.tensor_parallel_size, _count(decoder, "num_attention_heads")
-    if size == 1 or not spec.with_role(Role.TRAINER):
+    component, decoder = spec.components[index], _decoder(config)
+    size, tensor = spec.context_parallel_size(component), spec.tensor_parallel_size(component)
+    if size == 1:
         return
-    path = CONTEXT_PARALLEL_PATH
-    if spec.model.trust_remote_code and config.get("auto_map"):
+    path, heads, model = parallel_path(spec, index, "context"), _count(decoder, "num_attention_heads"), component.model or spec.model
+    if model.trust_remote_code and config.get("auto_map"):
         problem = "config.json has auto_map, and the model's own code does not divide sequences"
-        yield _error(path, size, problem, "write 1, or model.trustRemoteCode: false where transformers has the model type")
+        yield _error(path, size, problem, "write 1, or trustRemoteCode: false of the model where transformers has the model type")
     if partial := _partial_attention(decoder):
         problem = f"config.json has {partial}: only models whose layers all attend to all earlier tokens can divide sequences"
         yield _error(path, size, problem, "write 1, or use another model")
@@ -182,19 +191,18 @@ def _context_parallel(spec: RLJobSpec, config: Config, decoder: Config) -> Itera
         yield _error(path, size, problem, f"use {_divisors(heads // tensor, size)}")
 
 
-def _expert_parallel(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+def _divided_experts(path: str, size: int, decoder: Config) -> Iterator[FieldError]:
     """Every process of a group has as many experts of a layer as the others."""
-    size, key = spec.training.expert_parallel_size, _experts(decoder)
-    if size == 1 or not spec.with_role(Role.TRAINER):
+    key = _experts(decoder)
+    if size == 1:
         return
     if key is None:
         problem = f"config.json has model_type {_type(decoder)} without experts, so there is nothing to divide"
-        yield _error(EXPERT_PARALLEL_PATH, size, problem, "remove it, or use a mixture of experts")
+        yield _error(path, size, problem, "remove it, or use a mixture of experts")
         return
     experts = _count(decoder, key) or 0
     if experts % size:
-        problem = f"does not divide {key} {experts} of config.json"
-        yield _error(EXPERT_PARALLEL_PATH, size, problem, f"use {_divisors(experts, size)}")
+        yield _error(path, size, f"does not divide {key} {experts} of config.json", f"use {_divisors(experts, size)}")
 
 
 def _partial_attention(decoder: Config) -> str | None:
@@ -215,17 +223,6 @@ def _growing_rope(decoder: Config) -> str | None:
             if "dynamic" in rope or rope == "longrope":
                 return rope
     return None
-
-
-def _component_parallel(index: int, component: Component, decoder: Config) -> Iterator[FieldError]:
-    """Whether the sizes of a component, not the Trainer, divide its model's layers."""
-    path, heads = f"spec.components[{index}]", _count(decoder, "num_attention_heads")
-    if TRAITS[component.role].takes_tensor_parallel:
-        yield from _divided_layers(f"{path}.tensorParallelSize", component.tensor_parallel_size or 1, decoder)
-    tensor = component.engine.tensor_parallel_size if component.engine is not None else 1
-    if heads is not None and heads % tensor:
-        problem = f"does not divide num_attention_heads {heads} of config.json"
-        yield _error(f"{path}.engine.tensorParallelSize", tensor, problem, f"use {_divisors(heads, tensor)}")
 
 
 def _divided_layers(path: str, tensor: int, decoder: Config) -> Iterator[FieldError]:
@@ -290,8 +287,6 @@ RULES: tuple[Callable[[RLJobSpec, Config, Config], Iterable[FieldError]], ...] =
     _quantized,
     _logits,
     _length,
-    _tensor_parallel,
-    _context_parallel,
-    _expert_parallel,
+    _parallel,
 )
 """Each independent of the others; gets the whole config and that of its text decoder."""

@@ -8,7 +8,7 @@ from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
 from rljob_api.planning.plan import Plan
 from rljob_api.roles import TRAITS
-from rljob_api.rules.model import CONTEXT_PARALLEL_PATH, EXPERT_PARALLEL_PATH, tensor_parallel_path
+from rljob_api.rules.model import parallel_path
 from rljob_api.v1alpha1.learning import Training
 from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_api.vocabulary import LayerCompilation, Schedule
@@ -100,7 +100,7 @@ def _parallel_sizes(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
         devices = f"the {processes} device{'s' if processes > 1 else ''} of {component.name}"
         if takes_size and processes % tensor:
             yield _error(
-                tensor_parallel_path(spec, index),
+                parallel_path(spec, index, "tensor"),
                 tensor,
                 f"does not divide {devices}",
                 f"use a divisor of {processes}, or {_near(processes, tensor)} devices",
@@ -110,7 +110,7 @@ def _parallel_sizes(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
         if takes_size and processes % together:
             groups = devices if tensor == 1 else f"the {processes // tensor} groups of tensorParallelSize {tensor} in {devices}"
             yield _error(
-                CONTEXT_PARALLEL_PATH,
+                parallel_path(spec, index, "context"),
                 together // tensor,
                 f"does not divide {groups}",
                 f"use a divisor of {processes // tensor}, or {_near(processes, together)} devices",
@@ -119,28 +119,37 @@ def _parallel_sizes(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
 
 def _expert_groups(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
     """Groups of processes that have a part each of the experts; each process is data-parallel, or has a part of a sequence."""
-    for placed, component in zip(spec.components, plan.components, strict=True):
+    for index, component in enumerate(plan.components):
+        placed = spec.components[index]
         experts, processes = spec.expert_parallel_size(placed), component.world_size
-        if spec.tensor_parallel_size(placed) == 1 and processes % experts:
+        if TRAITS[component.role].divides_layers and spec.tensor_parallel_size(placed) == 1 and processes % experts:
             devices = f"the {processes} device{'s' if processes > 1 else ''} of {component.name}"
             remedy = f"use a divisor of {processes}, or {_near(processes, experts)} devices"
-            yield _error(EXPERT_PARALLEL_PATH, experts, f"does not divide {devices}", remedy)
+            yield _error(parallel_path(spec, index, "expert"), experts, f"does not divide {devices}", remedy)
 
 
 def _expert_parallel(spec: RLJobSpec) -> Iterator[FieldError]:
-    """No mixture has a tensor-parallel plan that the trainer follows."""
-    experts, tensor = spec.training.expert_parallel_size, spec.training.tensor_parallel_size
-    if experts > 1 and tensor > 1:
-        problem = f"is set with training.tensorParallelSize {tensor}, and layers with experts cannot be divided"
-        yield _error(EXPERT_PARALLEL_PATH, experts, problem, "write 1 for one of the two; contextParallelSize can be set with it")
+    """Tensor-parallel processes have the same tokens, which expert parallelism would send and compute once for each of them."""
+    for index, component in enumerate(spec.components):
+        experts, tensor = spec.expert_parallel_size(component), spec.tensor_parallel_size(component)
+        if experts > 1 and tensor > 1 and TRAITS[component.role].divides_layers:
+            field = parallel_path(spec, index, "tensor").removeprefix("spec.")
+            problem = (
+                f"is set with {field} {tensor}: the devices of a tensor-parallel group have the same tokens, so each would send and "
+                "compute the same rows of experts"
+            )
+            remedy = "write 1 for one of the two; contextParallelSize can be set with it"
+            yield _error(parallel_path(spec, index, "expert"), experts, problem, remedy)
 
 
 def _context_parallel(spec: RLJobSpec) -> Iterator[FieldError]:
-    """Sequences are divided where the trainer computes packed rows (``rljob_runtime.training.attention``)."""
-    size, attention = spec.training.context_parallel_size, spec.model.attention
-    if size > 1 and attention != "sdpa":
-        problem = f"is set with model.attention {attention}, which takes whole sequences"
-        yield _error(CONTEXT_PARALLEL_PATH, size, problem, "write 1, or model.attention: sdpa")
+    """Sequences are divided where packed rows are computed (``rljob_runtime.training.attention``)."""
+    attention = spec.model.attention
+    for index, component in enumerate(spec.components):
+        size = spec.context_parallel_size(component)
+        if size > 1 and attention != "sdpa" and TRAITS[component.role].divides_layers:
+            problem = f"is set with model.attention {attention}, which takes whole sequences"
+            yield _error(parallel_path(spec, index, "context"), size, problem, "write 1, or model.attention: sdpa")
 
 
 def _near(value: int, multiple_of: int) -> str:

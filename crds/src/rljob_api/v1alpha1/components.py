@@ -149,6 +149,12 @@ class Component(SpecModel):
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] | None = None
     """Devices that share each layer of a Reference, Critic, or Teacher; 1 by default. A Trainer has training.tensorParallelSize instead, a
     Rollout or Judge engine.tensorParallelSize."""
+    context_parallel_size: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Devices, or groups of tensorParallelSize devices, that share each sequence of a Reference, Critic, or Teacher; 1 by default. A
+    Trainer has training.contextParallelSize instead."""
+    expert_parallel_size: Annotated[int, Field(ge=1, le=128)] | None = None
+    """Mixture of experts: devices of a Reference, Critic, or Teacher that each hold a part of every layer's experts; 1 by default. A
+    Trainer has training.expertParallelSize instead."""
     threads_per_worker: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads of one worker; by default the node's cores are divided among the workers that compute at the same time."""
     env: tuple[EnvVar, ...] = Field(default=(), max_length=128)

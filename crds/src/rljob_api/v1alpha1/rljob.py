@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -147,21 +148,27 @@ class RLJobSpec(SpecModel):
 
     def tensor_parallel_size(self, component: Component) -> int:
         """Processes of a component that share each layer; an engine's devices are within one process."""
-        if component.role is Role.TRAINER:
-            return self.training.tensor_parallel_size
-        return component.tensor_parallel_size or 1
+        return self._sizes(component).tensor_parallel_size or 1
 
     def context_parallel_size(self, component: Component) -> int:
         """Tensor-parallel groups of a component that share each sequence."""
-        return self.training.context_parallel_size if component.role is Role.TRAINER else 1
+        return self._sizes(component).context_parallel_size or 1
 
     def expert_parallel_size(self, component: Component) -> int:
         """Processes of a component that have a part each of a layer's experts."""
-        return self.training.expert_parallel_size if component.role is Role.TRAINER else 1
+        return self._sizes(component).expert_parallel_size or 1
 
     def processes_per_share(self, component: Component) -> int:
         """Processes of a component that compute one data-parallel share together."""
         return self.context_parallel_size(component) * self.tensor_parallel_size(component)
+
+    def device_unit(self, component: Component) -> int:
+        """Processes of which a component has a multiple: those of a share, and of a group that divides experts."""
+        return math.lcm(self.processes_per_share(component), self.expert_parallel_size(component))
+
+    def _sizes(self, component: Component) -> Training | Component:
+        """What has the parallel sizes of a component."""
+        return self.training if component.role is Role.TRAINER else component
 
 
 class RLJob(SpecModel):

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rljob_runtime.records import FloatArray, IntArray, TrainBatch
+from rljob_runtime.training.context_parallel import check_context_parallel
 from rljob_runtime.training.critic_config import CriticConfig
 from rljob_runtime.training.model import layer_costs, load_model
 from rljob_runtime.training.parallel import Layout, layout_of
@@ -94,6 +95,7 @@ class CriticWorker(ModelRank):
     def _build(self, folder: Path, device: torch.device, layout: Layout) -> tuple[PreTrainedModel, LayerCosts]:
         model = load_model(self.config, folder)
         costs = layer_costs(model, device)
+        check_context_parallel(model, costs, cp_size=layout.cp_size, tp_size=layout.tp_size)
         replace_head(model)
         shard_critic(model, self.config, layout, device)
         return model, costs

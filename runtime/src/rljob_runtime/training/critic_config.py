@@ -25,7 +25,5 @@ class CriticConfig(PolicyConfig):
             ValueError: naming the setting, its value and the allowed range.
         """
         PolicyConfig.__post_init__(self)  # not super(): slots make a second class, which super() without arguments does not find
-        if self.context_parallel_size > 1:
-            raise ValueError(f"context_parallel_size is {self.context_parallel_size}; a critic computes whole sequences, leave it 1")
         if not self.trainable:
             raise ValueError("trainable is False; a critic has to be trained, leave it True")

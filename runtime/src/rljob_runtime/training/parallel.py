@@ -182,7 +182,8 @@ def _expert_mesh(device: torch.device, num_shares: int, tp: int, ep: int) -> Dev
         return None
     if tp > 1:
         raise ModelError(
-            f"expert_parallel_size is {ep} and tensor_parallel_size is {tp}; mixtures of experts have no tensor-parallel plan, set it to 1"
+            f"expert_parallel_size is {ep} and tensor_parallel_size is {tp}; tensor-parallel ranks have the same tokens, so that each "
+            "would send and compute the same rows of experts, set one of the two to 1"
         )
     if num_shares % ep != 0:
         raise ModelError(

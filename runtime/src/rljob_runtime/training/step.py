@@ -127,7 +127,7 @@ def _balance(model: PreTrainedModel, micro_batches: Sequence[MicroBatch], config
     layout = layout_of(model)
 
     def count(micro: MicroBatch) -> torch.Tensor:
-        part = _own_part(micro, layout)
+        part = own_part(micro, layout)
         own = micro if part is None else part.micro
         return model.expert_choices(
             to_device(own.input_ids, model.device),
@@ -140,7 +140,7 @@ def _balance(model: PreTrainedModel, micro_batches: Sequence[MicroBatch], config
     return Balance(micro_batches, count, coefficient=coefficient, top_k=top_k, group=layout.fsdp_group)
 
 
-def _own_part(micro: MicroBatch, layout: Layout) -> RowPart | None:
+def own_part(micro: MicroBatch, layout: Layout) -> RowPart | None:
     """What this rank computes of a micro-batch with context parallelism; None: all of it, as of fillers, which have nothing to divide."""
     return None if layout.cp_size == 1 or micro.is_filler else part_of(micro, layout.cp_rank, layout.cp_size)
 
@@ -164,7 +164,7 @@ def _run(
     Context-parallel ranks have a part of the routing sums each.
     """
     device, layout = model.device, layout_of(model)
-    part = _own_part(micro, layout)
+    part = own_part(micro, layout)
     own = micro if part is None else part.micro
     numbers, routing = model.token_logprobs(
         to_device(own.input_ids, device),

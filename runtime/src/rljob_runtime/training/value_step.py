@@ -26,11 +26,12 @@ from rljob_runtime.losses.aggregate import token_weights
 from rljob_runtime.losses.value import ValueTerms, clipped_value_loss
 from rljob_runtime.records import FloatArray, TrainBatch
 from rljob_runtime.training.attention import Packing
+from rljob_runtime.training.context_parallel import gather_numbers
 from rljob_runtime.training.critic_config import CriticConfig
 from rljob_runtime.training.microbatch import MicroBatch
 from rljob_runtime.training.parallel import layout_of
 from rljob_runtime.training.sharing import LayerCosts
-from rljob_runtime.training.step import cut_batches, to_device
+from rljob_runtime.training.step import cut_batches, own_part, to_device
 
 _SUMS = ("loss", "clipped", "tokens", "value", "return", "return_squared", "error", "error_squared")
 ROUNDING = 1e-12
@@ -101,7 +102,7 @@ def prepare_values(batches: Sequence[TrainBatch], config: CriticConfig, device: 
     Every trained token weighs ``1 / global_tokens``, whatever the policy's aggregation is: a value is right or wrong token by token.
 
     Args:
-        batches: this rank's, one per update.
+        batches: this rank's, one per update; those of context- and tensor-parallel ranks are equal.
         config: of the critic.
         device: where tensors go.
         costs: of the model, as :func:`~rljob_runtime.training.microbatch.make_micro_batches` takes them.
@@ -153,14 +154,16 @@ def accumulate_value_gradients(model: PreTrainedModel, batch: PreparedValues, co
 
 
 def run_value_micro_batch(model: PreTrainedModel, micro: MicroBatch) -> torch.Tensor:
-    """Values before the micro-batch's wanted tokens, shape (N,), float32."""
-    device = model.device
+    """Values before the micro-batch's wanted tokens, shape (N,), float32; equal on all ranks that divide its sequences."""
+    device, layout = model.device, layout_of(model)
+    part = own_part(micro, layout)
+    own = micro if part is None else part.micro
     values: torch.Tensor = model.token_values(
-        to_device(micro.input_ids, device),
-        to_device(micro.positions, device),
-        None if micro.packed is None else Packing(micro.packed, device),
+        to_device(own.input_ids, device),
+        to_device(own.positions, device),
+        None if own.packed is None else Packing(own.packed, device, layout.cp_group),
     )
-    return values
+    return values if part is None or layout.cp_group is None else gather_numbers(values, part, layout.cp_group)
 
 
 def required(batch: TrainBatch) -> tuple[FloatArray, FloatArray]:

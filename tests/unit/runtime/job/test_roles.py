@@ -63,21 +63,31 @@ def scorings(*components: dict[str, Any], **sections: Any) -> list[tuple[Role, s
     ],
     ids=lambda component: str(component["role"]),
 )
-def test_layers_are_divided_by_the_components_own_size(component: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("own", "together"),
+    [
+        ({"tensorParallelSize": 2}, 2),
+        ({"tensorParallelSize": 2, "contextParallelSize": 2}, 4),
+        ({"contextParallelSize": 2, "expertParallelSize": 4}, 2),
+    ],
+)
+def test_work_is_divided_by_the_components_own_sizes(component: dict[str, Any], own: dict[str, Any], together: int, tmp_path: Path) -> None:
     document = manifest()
     document["spec"]["nodeGroups"][0]["devicesPerNode"] = 6
-    other = {"name": "other", "placement": {"ranks": "2-5"}, "tensorParallelSize": 2} | component
+    other = {"name": "other", "placement": {"ranks": "2-5"}, **own} | component
     document["spec"]["components"].append(other)
     checks = {"Reference": {"kl": {"coefficient": 0.1}}, "Critic": {"advantage": {"estimator": "GAE"}}}
     document["spec"]["algorithm"] = checks.get(component["role"], {})
     checked = check(document)
     spec, plan = checked.job.spec, checked.plan
     planned = {c.name: launch.worker_specs(spec, plan, c, tmp_path, tmp_path) for c in plan.components}
-    sizes = {name: [one.kwargs["config"].tensor_parallel_size for one in planned[name]] for name in ("actor_train", "other")}
-    assert sizes == {"actor_train": [1], "other": [2, 2, 2, 2]}
+    configs = {name: [one.kwargs["config"] for one in planned[name]] for name in ("actor_train", "other")}
+    for kind in ("tensor", "context", "expert"):
+        sizes = {name: [getattr(one, f"{kind}_parallel_size") for one in found] for name, found in configs.items()}
+        assert sizes == {"actor_train": [1], "other": [own.get(f"{kind}ParallelSize", 1)] * 4}
     running: dict[str, Any] = {name: [None] * len(specs) for name, specs in planned.items()}
     made = launch.job_workers(spec, plan, running, device_sharing.DeviceLeases(arbiter=None, clients={}))
-    assert [c.ranks_per_share for c in made.components if c.role in (Role.TRAINER, component["role"])] == [1, 2]
+    assert [c.ranks_per_share for c in made.components if c.role in (Role.TRAINER, component["role"])] == [1, together]
 
 
 def test_teachers_are_given_their_prompts(tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ _MAPPED = {
     "algorithm.sampling_params.stop": "rollout.stopStrings",
     "critic.model.precision": "model.dtype",
     "critic.model.tensor_model_parallel_size": "components[].tensorParallelSize of the Critic",
+    "critic.model.context_parallel_size": "components[].contextParallelSize of the Critic",
+    "critic.model.expert_model_parallel_size": "components[].expertParallelSize of the Critic",
     "algorithm.recompute_logprobs": "algorithm.offPolicy.proximal: Recompute (several updates per step)",
     "algorithm.importance_sampling_fix": "algorithm.offPolicy.weight, proximal: Recompute",
     "algorithm.importance_sampling_clip": "algorithm.offPolicy.weight.high",

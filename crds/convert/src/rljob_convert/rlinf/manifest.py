@@ -110,16 +110,18 @@ def _only_validates(source: Source) -> bool:
 
 
 def _divide_critic(source: Source, placed: Placed) -> None:
-    """Give a Critic its tensor parallel size."""
-    found = source.peek("critic", "model", "expert_model_parallel_size")
+    """Give a Critic its parallel sizes."""
+    found = source.peek("actor", "model", "expert_model_parallel_size")
+    keys = common.SizeKeys(
+        tensor=("critic", "model", "tensor_model_parallel_size"),
+        context=("critic", "model", "context_parallel_size"),
+        experts=("critic", "model", "expert_model_parallel_size"),
+    )
     for component in placed.components:
         if component["role"] == "Critic":
             if source.flag("critic", "use_critic_model") is False:
                 source.drop(("critic", "use_critic_model"), "a Critic is placed")
-            where, experts = ("critic", "model", "tensor_model_parallel_size"), found if isinstance(found, int) else 1
-            size = common.component_tensor_parallel(source, where, placed.workers.get("critic", 0), experts)
-            if size is not None:
-                component["tensorParallelSize"] = size
+            component |= common.component_sizes(source, keys, placed.workers.get("critic", 0), found if isinstance(found, int) else 1)
 
 
 def _places_critic(source: Source) -> bool:

@@ -5,7 +5,7 @@ Source: the configuration classes of ROLL (https://github.com/alibaba/ROLL, main
 
 from __future__ import annotations
 
-from rljob_convert.keys import EXPERTS, WHOLE_EXPERTS, Drop, KeyTable
+from rljob_convert.keys import WHOLE_EXPERTS, Drop, KeyTable
 
 TRAIN_ROLES = ("actor_train", "critic")
 ENGINE_ROLES = ("actor_infer",)
@@ -21,6 +21,14 @@ _MAPPED_ANY_ROLE = {
     "strategy_args.strategy_name": "components[].engine.type, or fixed by the role",
     "model_args.dtype": "model.dtype (actor_train)",
 }
+_PARALLEL_SIZES = {
+    "strategy_args.strategy_config.tensor_model_parallel_size": "components[].tensorParallelSize",
+    "strategy_args.strategy_config.context_parallel_size": "components[].contextParallelSize",
+    "strategy_args.strategy_config.expert_model_parallel_size": "components[].expertParallelSize",
+    "strategy_args.strategy_config.ep_size": "components[].expertParallelSize",
+    "model_args.ulysses_size": "components[].contextParallelSize",
+}
+"""Of critic, reference and teachers."""
 _JUDGE_KEYS = {
     "strategy_args.strategy_name": "components[].role Judge, which vLLM serves",
     "strategy_args.strategy_config.tensor_parallel_size": "components[].engine.tensorParallelSize of a Judge",
@@ -241,8 +249,7 @@ _MAPPED = {
     "custom_envs.*.env_config.format_penalty": "environments[].rewards.formatPenalty",
     **{f"{role}.{key}": target for role in ROLES for key, target in _MAPPED_ANY_ROLE.items()},
     **{
-        f"{role}.strategy_args.strategy_config.tensor_model_parallel_size": f"components[].tensorParallelSize of the {role.capitalize()}"
-        for role in ("critic", "reference")
+        f"{role}.{key}": f"{field} of the {role.capitalize()}" for role in ("critic", "reference") for key, field in _PARALLEL_SIZES.items()
     },
     "student_train": "actor_train, and rewards[].weight: 0",
     "student_infer": "actor_infer",
@@ -258,7 +265,7 @@ _MAPPED = {
             "opd_kl_coef": "algorithm.distillation.coefficient, or components[].teaches.weight where Teachers differ",
             "tag_included": "components[].teaches.sources",
             "strategy_args.strategy_name": "nothing: a Teacher runs on FSDP2",
-            "strategy_args.strategy_config.tensor_model_parallel_size": "components[].tensorParallelSize of the Teacher",
+            **{key: f"{field} of the Teacher" for key, field in _PARALLEL_SIZES.items()},
         }.items()
     },
 }
@@ -308,9 +315,7 @@ _DROPPED_ANY_ROLE = {
 }
 _SINGLE = {
     "pipeline_model_parallel_size": Drop(why=_PIPELINE, same=(1,)),
-    "expert_model_parallel_size": Drop(why=EXPERTS, same=(1,)),
     "expert_tensor_parallel_size": Drop(why=WHOLE_EXPERTS, same=(1,)),
-    "context_parallel_size": Drop(why="only the trainer divides sequences", same=(1,)),
     "virtual_pipeline_model_parallel_size": Drop(why=_PIPELINE, same=(1,)),
     "sequence_parallel": Drop(why="RLJob's tensor parallel layers do not divide the sequence", same=(False,)),
     "use_distributed_optimizer": Drop(why="FSDP2 always shards the optimizer", same=(True,)),

@@ -178,52 +178,53 @@ def training(source: Source, numbers: Batch, num_devices: int, alone: int) -> Se
 
 def expert_parallel(source: Source) -> int:
     """The trainer's processes that share the experts of a layer; more than one of a mixture only."""
-    size = source.peek(*_expert_keys(source)[0])
+    size = source.peek(*expert_keys(source, "actor_train")[0])
     return size if isinstance(size, int) else 1
 
 
 def _expert_parallel(source: Source, num_devices: int) -> int | None:
     """What the trainer's strategy reads."""
-    read, unread = _expert_keys(source)
-    _leave(source, unread)
+    read, unread = expert_keys(source, "actor_train")
+    leave(source, unread)
     return common.expert_parallel(source, read, num_devices)
 
 
-def _expert_keys(source: Source) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The key that the trainer's strategy reads, and the other: Megatron's and FSDP2's."""
-    keys = (*_CONFIG, "expert_model_parallel_size"), (*_CONFIG, "ep_size")
-    return keys if _is_megatron(source) else keys[::-1]
+def expert_keys(source: Source, *role: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The key that a role's strategy reads, and the other: Megatron's and FSDP2's."""
+    config = (*role, "strategy_args", "strategy_config")
+    keys = (*config, "expert_model_parallel_size"), (*config, "ep_size")
+    return keys if _is_megatron(source, *role) else keys[::-1]
 
 
 def shares_sequences(source: Source) -> bool:
-    """Whether several devices compute one sequence."""
-    size = source.peek(*_context_keys(source)[0])
+    """Whether several devices of the trainer compute one sequence."""
+    size = source.peek(*context_keys(source, "actor_train")[0])
     return isinstance(size, int) and size > 1
 
 
 def _context_parallel(source: Source) -> int:
     """Devices that share a sequence."""
-    read, unread = _context_keys(source)
-    _leave(source, unread)
+    read, unread = context_keys(source, "actor_train")
+    leave(source, unread)
     return source.integer(*read, low=1, high=64) or 1
 
 
-def _leave(source: Source, where: tuple[str, ...]) -> None:
-    """Account for a size that the trainer's strategy ignores."""
+def leave(source: Source, where: tuple[str, ...]) -> None:
+    """Account for a size that a role's strategy ignores."""
     if source.peek(*where) not in (None, 1):
         source.drop(where, "ROLL's strategy does not read it")
     elif source.has(*where):
         source.take(*where)
 
 
-def _context_keys(source: Source) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The key that the trainer's strategy reads, and the other: context parallelism is Megatron's, Ulysses FSDP2's."""
-    keys = (*_CONFIG, "context_parallel_size"), ("actor_train", "model_args", "ulysses_size")
-    return keys if _is_megatron(source) else keys[::-1]
+def context_keys(source: Source, *role: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The key that a role's strategy reads, and the other: context parallelism is Megatron's, Ulysses FSDP2's."""
+    keys = (*role, "strategy_args", "strategy_config", "context_parallel_size"), (*role, "model_args", "ulysses_size")
+    return keys if _is_megatron(source, *role) else keys[::-1]
 
 
-def _is_megatron(source: Source) -> bool:
-    return str(source.peek("actor_train", "strategy_args", "strategy_name")).startswith("megatron")
+def _is_megatron(source: Source, *role: str) -> bool:
+    return str(source.peek(*role, "strategy_args", "strategy_name")).startswith("megatron")
 
 
 def min_learning_rate(source: Source, where: tuple[str, ...], rate: float, schedule: str) -> float | None:

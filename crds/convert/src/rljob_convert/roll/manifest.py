@@ -60,7 +60,7 @@ def convert(source: Source, name: str | None) -> Section:
         "nodeGroups": placed.node_groups,
         "components": placed.components,
         "pipeline": "Agentic" if is_agentic else "RLVR",
-        "model": _model(source),
+        "model": _model(source, placed),
         "data": None if is_agentic else _data(source, teacher, validates=validated > 0),
         "rewards": None if is_agentic else _rewards(source, placed, is_measured=is_measured),
         "environments": environments.environments(source, numbers, validates=validated > 0) if is_agentic else None,
@@ -106,7 +106,7 @@ def _is_agentic(source: Source) -> bool:
     return False
 
 
-def _model(source: Source) -> Section:
+def _model(source: Source, placed: Placed) -> Section:
     train = ("actor_train", "model_args")
     path = source.text("pretrain") or source.text(*train, "model_name_or_path")
     if path is None:
@@ -125,14 +125,15 @@ def _model(source: Source) -> Section:
             source.take(*where)
         elif source.has(*where):
             source.drop(where, f"all trained and reference models have one dtype, {dtype or 'bfloat16'}", "check model.dtype")
-    return compact({"path": path, "dtype": dtype, "attention": _attention(source), "lora": _lora(source)})
+    return compact({"path": path, "dtype": dtype, "attention": _attention(source, placed), "lora": _lora(source)})
 
 
-def _attention(source: Source) -> str | None:
+def _attention(source: Source, placed: Placed) -> str | None:
     """The trainer's; one that takes whole sequences gives way where devices share them, because ROLL divides them with any."""
+    shared = shares_sequences(source) or any("contextParallelSize" in component for component in placed.components)
     where = ("actor_train", "model_args", "attn_implementation")
     attention = source.choice(_ATTENTION, *where)
-    if attention in (None, "sdpa") or not shares_sequences(source):
+    if attention in (None, "sdpa") or not shared:
         return attention
     source.differs(where, "is sdpa, which alone computes sequences that devices share; on CUDA FlexAttention computes them")
     return None

@@ -14,7 +14,7 @@ from rljob_convert.common import Section, compact
 from rljob_convert.notes import NoteKind
 from rljob_convert.roll.judge_places import SERVED, JudgeModel, fraction_limits, judge_component
 from rljob_convert.roll.judges import judging_section, key_variables
-from rljob_convert.roll.learning import expert_parallel
+from rljob_convert.roll.learning import context_keys, expert_keys, expert_parallel, leave
 from rljob_convert.roll.teachers import Teacher
 from rljob_convert.source import Source
 
@@ -162,9 +162,9 @@ def _component(source: Source, role: str, kind: str, mapping: _Mapping, size: in
             source.drop((role, "world_size"), f"ROLL overwrites it with devices / devices per worker = {len(mapping.devices) // size}")
     if kind != "Rollout":
         _strategy(source, role)
-    divided = _tensor_parallel(source, mapping, role) if kind in ("Reference", "Critic") else None
+    divided = _sizes(source, mapping, role) if kind in ("Reference", "Critic") else {}
     env, secrets = _variables(source, (role, "system_envs"))
-    component = {"name": role, "role": kind, "placement": placement, "tensorParallelSize": divided, "env": env, "_secrets": secrets}
+    component = {"name": role, "role": kind, "placement": placement, **divided, "env": env, "_secrets": secrets}
     return compact(component)
 
 
@@ -172,12 +172,17 @@ def _teacher(source: Source, teacher: Teacher, mapping: _Mapping) -> Section:
     where = tuple(map(str, teacher.where))
     _strategy(source, *where)
     component = {"name": teacher.name, "role": "Teacher", "placement": {"deviceMapping": mapping.text}, "model": teacher.model}
-    return compact({**component, "teaches": teacher.teaches, "tensorParallelSize": _tensor_parallel(source, mapping, *where)})
+    return compact({**component, "teaches": teacher.teaches, **_sizes(source, mapping, *where)})
 
 
-def _tensor_parallel(source: Source, mapping: _Mapping, *role: str) -> int | None:
-    where = (*role, "strategy_args", "strategy_config", "tensor_model_parallel_size")
-    return common.component_tensor_parallel(source, where, len(mapping.devices), expert_parallel(source))
+def _sizes(source: Source, mapping: _Mapping, *role: str) -> Section:
+    """Parallel sizes of a component, from the keys that its strategy reads."""
+    (context, other_context), (experts, other_experts) = context_keys(source, *role), expert_keys(source, *role)
+    leave(source, other_context)
+    leave(source, other_experts)
+    tensor = (*role, "strategy_args", "strategy_config", "tensor_model_parallel_size")
+    keys = common.SizeKeys(tensor=tensor, context=context, experts=experts)
+    return common.component_sizes(source, keys, len(mapping.devices), expert_parallel(source))
 
 
 def _strategy(source: Source, *role: str) -> None:
