@@ -342,6 +342,11 @@ def trainer_nodes(plan: Plan) -> dict[int, int]:
     return {rank: process.node_rank for rank, process in enumerate(processes)}
 
 
+def engine_nodes(plan: Plan) -> tuple[int, ...]:
+    """Node rank of every engine; engines count through the Rollout components."""
+    return tuple(process.node_rank for rollout in plan.with_role(Role.ROLLOUT) for process in rollout.processes)
+
+
 def _asked_senders(spec: RLJobSpec, plan: Plan, nodes: Mapping[int, int]) -> tuple[int, ...]:
     """Of trainer ranks on their nodes those that ``weightSync.senders`` means."""
     if spec.weight_sync.senders is Senders.EVERY:

@@ -257,6 +257,8 @@ def _transport_settings(spec: RLJobSpec, workers: JobWorkers, run_folder: Path |
         while_generating=spec.overlap.update_mode is not UpdateMode.DRAIN,
         senders=workers.sync_senders,
         neighbors=workers.sync_neighbors,
+        engine_nodes=workers.sync_engine_nodes,
+        sender_nodes=workers.sync_sender_nodes,
         dense_above=delta.dense_above if delta is not None else None,
     )
 
