@@ -94,7 +94,7 @@ class Chain:
             host, port = address.rsplit(" ", 1)
             wait = self._wait(self._rank + 1, deadline, look)
             wait.what = f"accept a connection at {host} port {port}"
-            self._behind = _connected((host, int(port)), wait)
+            self._behind = connected((host, int(port)), wait)
             self._behind.sendall(_hello(self._name, self._rank + 1))
         if self._listener is not None:
             wait = self._wait(self._rank - 1, deadline, look)
@@ -262,7 +262,7 @@ class _Wait:
             self._next_look = now + LOOK_S
 
 
-def _connected(address: tuple[str, int], wait: _Wait) -> socket.socket:
+def connected(address: tuple[str, int], wait: _Wait) -> socket.socket:
     """A connection to the member behind."""
     end = socket.socket()
     try:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,13 +81,13 @@ def test_all_receivers_get_the_bits_and_the_sender_sends_them_once(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, size_bytes: int
 ) -> None:
     ends: dict[str, socket.socket] = {}
-    connected = chain._connected
+    connected = chain.connected
 
-    def kept(address: tuple[str, int], wait: chain._Wait) -> socket.socket:
+    def kept(address: tuple[str, int], wait: Any) -> socket.socket:
         ends[wait.name] = connected(address, wait)
         return ends[wait.name]
 
-    monkeypatch.setattr(chain, "_connected", kept)
+    monkeypatch.setattr(chain, "connected", kept)
     made = [Chain("a", MEMBERS, rank, HOST) for rank in range(len(MEMBERS))]
     for done in connect(dict(enumerate(made)), [member.address for member in made], pool):
         done.result(HANG_S)
