@@ -119,7 +119,8 @@ def ray_nodes(others: Mapping[str, tuple[str, str]], folder: Path) -> Iterator[N
     port = group_port(HERE)
     common = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--num-cpus", "2", "--object-store-memory", str(STORE_BYTES)]
     here = [*common, "--head", "--node-ip-address", HERE, "--port", str(port), "--include-dashboard", "false"]
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     nodes: list[subprocess.Popen[bytes]] = []
     with (folder / "ray.log").open("wb") as log:
         try:
