@@ -234,7 +234,7 @@ async def _publisher(job: _Job, fleet: EngineFleet, reporter: Reporter, run_fold
         trainers=trainers,
         engines=job.workers.engines,
         manifest=plan_buckets(sent, bucket_bytes(total_bytes, spec.weight_sync.bucket_bytes, len(job.workers.sync_senders))),
-        transport=transport(job.workers.sync_backend, _transport_settings(spec, job.workers, run_folder)),
+        transport=transport(job.workers.sync_backend, transport_settings(spec, job.workers, run_folder)),
         timeout_s=spec.weight_sync.timeout_seconds,
         probe=_probe(spec, prompts),
         on_running="keep" if spec.overlap.update_mode is UpdateMode.IN_FLIGHT else "recompute",
@@ -250,7 +250,8 @@ def run_name(folder: Path | None) -> str:
     return hashlib.sha256(run.encode()).hexdigest()[:RUN_DIGITS]
 
 
-def _transport_settings(spec: RLJobSpec, workers: JobWorkers, run_folder: Path | None) -> TransportSettings:
+def transport_settings(spec: RLJobSpec, workers: JobWorkers, run_folder: Path | None) -> TransportSettings:
+    """What a weight transport may want to know of the job."""
     delta = spec.weight_sync.delta
     return TransportSettings(
         run=run_name(run_folder),
