@@ -100,6 +100,7 @@ def namespaces() -> Iterator[list[str]]:
             run(*inside, "address", "add", f"{address}/24", "dev", LINK)
             run(*inside, "link", "set", LINK, "up")
             run(*inside, "link", "set", "lo", "up")
+            run(*inside, "route", "add", "default", "dev", LINK)  # a worker's address is the one that it would leave its node by
         yield names
     finally:
         for name in made:
