@@ -36,7 +36,7 @@ STEP_S = 0.01
 LOOK_S = 0.05
 """How often a wait looks whether the meeting is over."""
 LOST_S = 20.0
-"""How long a member whose neighbor closed the connection waits to be told why: the driver hears of lost engines, and ends the meeting."""
+"""How long a member whose neighbor closed the connection waits for the reason: the driver hears of lost engines, and ends the meeting."""
 HELLO_BYTES = hashlib.sha256().digest_size
 
 Look = Callable[[int, str], None]
