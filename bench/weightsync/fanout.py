@@ -204,7 +204,8 @@ def markdown(values: dict[str, Any]) -> str:
         "",
         f"Seconds: the median of {values['repeat'] * PAIRS} syncs, in {PAIRS} rounds in which the ways alternate; ratio: to the chain, of "
         "the medians of a round. Socket: the same model as bare bytes through one socket between two nodes; link: that over the sync. "
-        "Sent are the MiB of the network interfaces per sync, including the tests at the start.",
+        f"Sent are the MiB of the network interfaces per sync. TCP sends the bucket {values['repeat'] + 3} times in {values['repeat'] + 2} "
+        "syncs, once as its test at the start.",
         "",
         "| Mbit/s | MiB | engines | way | seconds | ratio | socket, s | link | stall, s | hidden, s | trainer sent | engine nodes sent |",
         "|---:|---:|---:|---|---:|---|---:|---:|---:|---:|---:|---|",
