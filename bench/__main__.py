@@ -97,6 +97,7 @@ MEASUREMENTS = (
 PARTS = {
     "weightsync-adapters": "LoRA adapters alone, compared with merged weights",
     "weightsync-nodes": "time of a weight sync between two nodes, compared with a bare socket",
+    "weightsync-fanout": "time of a weight sync from one node to three: chain, gloo's broadcast, object store",
     "agentic-endpoint": "cost of a call to the OpenAI-compatible endpoint",
     "overlap-simulation": "speedup from generating ahead, simulated with the scheduler's own code",
     "overlap-real": "speedup from generating ahead with real vLLM, compared with the bounds",

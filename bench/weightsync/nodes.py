@@ -16,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def shape(second: str, mbit: int) -> None:
 
 def measure(second: str, repeat: int) -> dict[str, Any]:
     """Rows by rate, from inside the first namespace."""
-    with tempfile.TemporaryDirectory() as folder, ray_nodes(second, Path(folder)):
+    with tempfile.TemporaryDirectory() as folder, ray_nodes({"there": (second, THERE)}, Path(folder)):
         try:
             return {"rows": asyncio.run(_measure(second, repeat, Path(folder)))}
         finally:
@@ -108,20 +109,28 @@ def measure(second: str, repeat: int) -> dict[str, Any]:
 
 
 @contextmanager
-def ray_nodes(second: str, folder: Path) -> Iterator[None]:
-    """A Ray node in each namespace, ended afterwards."""
+def ray_nodes(others: Mapping[str, tuple[str, str]], folder: Path) -> Iterator[None]:
+    """A Ray node here, which has the resource ``here``, and one in each other namespace; ended afterwards.
+
+    Args:
+        others: resource of a node -> its namespace and its address.
+        folder: for the log.
+    """
     port = group_port(HERE)
     common = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--num-cpus", "2", "--object-store-memory", str(STORE_BYTES)]
     here = [*common, "--head", "--node-ip-address", HERE, "--port", str(port), "--include-dashboard", "false"]
-    there = ["ip", "netns", "exec", second, *common, "--address", f"{HERE}:{port}", "--node-ip-address", THERE]
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     nodes: list[subprocess.Popen[bytes]] = []
     with (folder / "ray.log").open("wb") as log:
         try:
             nodes.append(subprocess.Popen([*here, "--resources", '{"here": 1}'], stdout=log, stderr=log, env=env))
             _until("the first Ray node", lambda: _connected(f"{HERE}:{port}"))
-            nodes.append(subprocess.Popen([*there, "--resources", '{"there": 1}'], stdout=log, stderr=log, env=env))
-            _until("the second Ray node", lambda: "there" in ray.cluster_resources())
+            for name, (namespace, address) in others.items():
+                there = ["ip", "netns", "exec", namespace, *common, "--address", f"{HERE}:{port}", "--node-ip-address", address]
+                nodes.append(subprocess.Popen([*there, "--resources", json.dumps({name: 1})], stdout=log, stderr=log, env=env))
+                # One after the other: nodes of one machine choose the names of their sockets by what is there.
+                _until(f"Ray's node {name}", partial(_is_there, name))
             yield
         finally:
             for node in reversed(nodes):
@@ -136,6 +145,10 @@ def _connected(address: str) -> bool:
     except (ConnectionError, RuntimeError):
         return False
     return True
+
+
+def _is_there(resource: str) -> bool:
+    return resource in ray.cluster_resources()
 
 
 def _until(what: str, found: Callable[[], bool]) -> None:

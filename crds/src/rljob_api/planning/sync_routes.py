@@ -17,8 +17,8 @@ A shard here is whole: FSDP cuts it further over the replicas, which an all-gath
 cut, such as norms, travel with each engine shard's first piece; figures leave them out.
 
 SharedMemory, ObjectStore and TCP move whole tensors: all trainer ranks gather, senders (:func:`chosen_senders`) pack their part of them,
-every engine loads all. So does NCCL in a job, whose senders broadcast; its routes by shard are those of RLinf. With IPC the rank on a
-device gathers what routes bring to it, and the engine there reads it.
+every engine loads all; with TCP each node's copy comes from the node before in a chain. So does NCCL in a job, whose senders broadcast;
+its routes by shard are those of RLinf. With IPC the rank on a device gathers what routes bring to it, and the engine there reads it.
 
 Invariants: every engine shard gets every atom it needs exactly once (ONCE), from a rank that holds it (HELD). Time and memory grow with
 the routes, at most ``T/E + 2`` per engine device; whole tensors have one per engine.
@@ -340,6 +340,11 @@ def trainer_nodes(plan: Plan) -> dict[int, int]:
     """Node of every trainer rank."""
     processes = (process for trainer in plan.with_role(Role.TRAINER) for process in trainer.processes)
     return {rank: process.node_rank for rank, process in enumerate(processes)}
+
+
+def engine_nodes(plan: Plan) -> tuple[int, ...]:
+    """Node rank of every engine; engines count through the Rollout components."""
+    return tuple(process.node_rank for rollout in plan.with_role(Role.ROLLOUT) for process in rollout.processes)
 
 
 def _asked_senders(spec: RLJobSpec, plan: Plan, nodes: Mapping[int, int]) -> tuple[int, ...]:

@@ -70,7 +70,8 @@ class SyncBackend(StrEnum):
     OBJECT_STORE = "ObjectStore"
     """Packed buckets through Ray's object store: shared memory on one host, the network between hosts."""
     TCP = "TCP"
-    """Packed buckets broadcast from the hosts of the sending ranks to those of the engines, by gloo."""
+    """Packed buckets between the hosts' memories, over sockets in a chain: from the host of the sending rank to an engine, which forwards
+    them to the next engine while it receives."""
     NCCL = "NCCL"
     """Packed buckets broadcast from the devices of the sending ranks to those of the engines. Not run between GPUs yet, so Auto does not
     select it."""

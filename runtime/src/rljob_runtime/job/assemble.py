@@ -234,7 +234,7 @@ async def _publisher(job: _Job, fleet: EngineFleet, reporter: Reporter, run_fold
         trainers=trainers,
         engines=job.workers.engines,
         manifest=plan_buckets(sent, bucket_bytes(total_bytes, spec.weight_sync.bucket_bytes, len(job.workers.sync_senders))),
-        transport=transport(job.workers.sync_backend, _transport_settings(spec, job.workers, run_folder)),
+        transport=transport(job.workers.sync_backend, transport_settings(spec, job.workers, run_folder)),
         timeout_s=spec.weight_sync.timeout_seconds,
         probe=_probe(spec, prompts),
         on_running="keep" if spec.overlap.update_mode is UpdateMode.IN_FLIGHT else "recompute",
@@ -250,13 +250,16 @@ def run_name(folder: Path | None) -> str:
     return hashlib.sha256(run.encode()).hexdigest()[:RUN_DIGITS]
 
 
-def _transport_settings(spec: RLJobSpec, workers: JobWorkers, run_folder: Path | None) -> TransportSettings:
+def transport_settings(spec: RLJobSpec, workers: JobWorkers, run_folder: Path | None) -> TransportSettings:
+    """What a weight transport may want to know of the job."""
     delta = spec.weight_sync.delta
     return TransportSettings(
         run=run_name(run_folder),
         while_generating=spec.overlap.update_mode is not UpdateMode.DRAIN,
         senders=workers.sync_senders,
         neighbors=workers.sync_neighbors,
+        engine_nodes=workers.sync_engine_nodes,
+        sender_nodes=workers.sync_sender_nodes,
         dense_above=delta.dense_above if delta is not None else None,
     )
 

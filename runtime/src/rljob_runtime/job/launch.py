@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from rljob_api.errors import SpecInvalidError
 from rljob_api.memory import ModelShape, Served, chosen_reduction, served_shapes
 from rljob_api.planning.plan import Plan, PlannedComponent
-from rljob_api.planning.sync_routes import chosen_backend, chosen_senders, neighbors
+from rljob_api.planning.sync_routes import chosen_backend, chosen_senders, engine_nodes, neighbors, trainer_nodes
 from rljob_api.rules.model import model_problems
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.components import Role
@@ -203,6 +203,8 @@ def job_workers(spec: RLJobSpec, plan: Plan, running: Mapping[str, Sequence[Work
         judges_displace_engines=_judges_displace_engines(plan),
         sync_senders=chosen_senders(spec, plan),
         sync_neighbors=neighbors(spec, plan),
+        sync_engine_nodes=engine_nodes(plan),
+        sync_sender_nodes=trainer_nodes(plan),
     )
 
 

@@ -12,9 +12,9 @@ Where no component shares devices these phases pass at once. Components that sta
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.operations import SyncBackend
@@ -87,6 +87,10 @@ class JobWorkers:
     """Trainer ranks that pack and send them."""
     sync_neighbors: tuple[tuple[int | None, ...], ...] = ()
     """By engine and process of it, the trainer rank on its device; see ``TransportSettings.neighbors``."""
+    sync_engine_nodes: tuple[int, ...] = ()
+    """Node rank of each engine."""
+    sync_sender_nodes: Mapping[int, int] = field(default_factory=dict)
+    """Node rank of each trainer rank."""
 
     def with_role(self, role: Role) -> tuple[Component, ...]:
         """All components of a role."""

@@ -3,13 +3,14 @@
 ::
 
     sender     Outbox: a thread forms the group and broadcasts what is put into it, in order; a store for the members to meet at
-    receiver   Member: joins at its first receipt; every receipt is one broadcast
+    receiver   Member: joins at its first receipt; every receipt is one broadcast, also where members pass bytes on to each other
     driver     Meetings: tells all members to give up, when an engine is lost or a deadline passed
 
 The group is torch's own class, made directly: no member is in torch's default group with the others, and engines have one of their own.
 It is NCCL between CUDA devices and gloo between hosts' memories, and nothing else differs between the two. Neither of them ends a call
 whose peer is gone in a time that would suit: so nothing here waits inside of it. Calls are begun, looked at until they are done, and given
-up at their deadline, or once the store says that the meeting is over.
+up at their deadline, or once the store says that the meeting is over. A chain of sockets (``weightsync.chain``) takes the place of gloo
+where a meeting says so, under the same deadlines.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -32,13 +33,14 @@ import torch.distributed as dist
 
 from rljob_runtime.cluster.ports import listening
 from rljob_runtime.errors import ClusterError, DeadlineError, WeightSyncError
+from rljob_runtime.weightsync.chain import LOOK_S, Chain
 
 C10D: Any = dist
 """Torch's annotations leave out its stores, and options of its groups."""
 AHEAD = 2
 """Buckets that a sender holds: one travels while the next is packed."""
-LOOK_S = 0.05
-"""How often a wait asks the store whether the meeting is over."""
+WATCHED_S = 0.3
+"""How long the driver watches who waits: members look several times meanwhile."""
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.005
 STORE_TIMEOUT_S = 30.0
 """Of connecting to the store, and of one question to it. Torch looks up the name of the other end's address at each connection, in the
@@ -75,6 +77,9 @@ class Meeting:
     visit senders one after another."""
     timeout_s: float
     """Deadline of every broadcast."""
+    chain: tuple[str, ...] = ()
+    """What the members are called, by rank, where they pass buckets on from one to the next (``weightsync.chain``); empty: a broadcast of
+    torch's group."""
 
 
 def device_here() -> torch.device:
@@ -98,24 +103,25 @@ class Member:
             WeightSyncError: the meeting is over, or the group cannot be formed.
         """
         self._meeting, self._rank, self._device = meeting, rank, device
-        self._next = 0
+        self._next = self._looks = 0
         self._group: Any = None
         deadline = time.monotonic() + (meeting.join_s if rank else meeting.timeout_s)
         self._what = f"member {rank} of {meeting.num_members} of the group of trainer rank {meeting.sender}"
         self._control = _store(meeting)
         with _as_sync_errors(f"{self._what}: the group could not be formed"):
-            self._look()  # who comes late must not be waited for, nor wait for those that have gone
-            self._control.set(f"here/{rank}", "")
-            wanted = [f"here/{other}" for other in range(meeting.num_members)]
-            self._wait(lambda: bool(self._control.check(wanted)), deadline, "the other members did not come")
-            self._look()
-            left_s = max(min(deadline - time.monotonic(), meeting.join_s), 1.0)
-            on_cuda = device.type == "cuda"
-            # Own connection: NCCL's thread blocks in it, and `_look` must not block with it.
-            store = _store(meeting) if on_cuda else self._control
-            self._group = process_group(C10D.PrefixStore("group", store), rank, meeting, device, left_s)
-            if on_cuda:
-                self._connect()
+            try:
+                self._look()  # who comes late must not be waited for, nor wait for those that have gone
+                if meeting.chain:
+                    self._group = Chain(meeting.name, meeting.chain, rank, _own_address(meeting))
+                    self._control.set(f"address/{rank}", self._group.address)
+                self._control.set(f"here/{rank}", "")
+                wanted = [f"here/{other}" for other in range(meeting.num_members)]
+                self._wait(lambda: bool(self._control.check(wanted)), deadline, "the other members did not come")
+                self._look()
+                self._connect(max(min(deadline - time.monotonic(), meeting.join_s), 1.0))
+            except BaseException:
+                self.close()
+                raise
 
     def broadcast(self, data: torch.Tensor, sequence: int) -> None:
         """Send ``data`` as member 0, fill it as another.
@@ -151,19 +157,24 @@ class Member:
         if held[0] is not None:  # gloo's end waits for its calls under way, until their own time-out: nobody here does
             threading.Thread(target=_dropped, args=(held,), name="rljob-group-end", daemon=True).start()
 
-    def _connect(self) -> None:
-        """Connect the members now, under a deadline.
-
-        NCCL would do so in the first broadcast, and wait forever for a peer that it cannot reach.
-        """
+    def _connect(self, left_s: float) -> None:
+        """Connect the members, which are all there now, within that time."""
+        if isinstance(self._group, Chain):
+            behind = self._group.next_rank
+            address = "" if behind is None else self._control.get(f"address/{behind}").decode()
+            self._group.connect(address, time.monotonic() + left_s, self._look_for)
+            return
+        on_cuda = self._device.type == "cuda"
+        # Own connection: NCCL's thread blocks in it, and `_look` must not block with it.
+        store = C10D.PrefixStore("group", _store(self._meeting) if on_cuda else self._control)
+        self._group = process_group(store, self._rank, self._meeting, self._device, left_s)
+        if not on_cuda:
+            return
+        # NCCL would connect them in the first broadcast, and wait forever for a peer that it cannot reach.
         done: Future[None] = Future()
         threading.Thread(target=_connected, args=(self._group, self._device, done), name="rljob-group-connect", daemon=True).start()
-        try:
-            self._wait(done.done, time.monotonic() + self._meeting.join_s, "NCCL did not connect the members")
-            done.result()
-        except BaseException:
-            self.close()
-            raise
+        self._wait(done.done, time.monotonic() + self._meeting.join_s, "NCCL did not connect the members")
+        done.result()
 
     def _fault_of(self, data: torch.Tensor, sequence: int) -> WeightSyncError | DeadlineError | None:
         """What went wrong in a broadcast, without its frames, which would keep the call alive, and the group with it."""
@@ -173,7 +184,10 @@ class Member:
         deadline = time.monotonic() + self._meeting.timeout_s
         try:
             with _as_sync_errors(f"{self._what}: {what} broke off"):
-                self._finished(self._group.broadcast([data], options), deadline, f"{what} did not end")
+                if isinstance(self._group, Chain):
+                    self._group.pass_on(data.numpy().data, deadline, self._look_for)
+                else:
+                    self._finished(self._group.broadcast([data], options), deadline, f"{what} did not end")
         except (WeightSyncError, DeadlineError) as error:
             return type(error)(str(error))
         return None
@@ -193,6 +207,12 @@ class Member:
                 next_look = now + LOOK_S
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _look_for(self, rank: int, what: str) -> None:
+        """The same, and a note of what this member of a chain waits for, see :meth:`Meetings.waited_for`."""
+        self._look()
+        self._looks += 1
+        self._control.set(f"waits/{self._rank}", f"{self._looks} {rank} {what}")
 
     def _look(self) -> None:
         """Raise WeightSyncError if the meeting is over."""
@@ -278,13 +298,44 @@ class Meetings:
         Raises:
             WeightSyncError: one does not answer.
         """
+        self._meetings = meetings
         self._stores = [_store(meeting) for meeting in meetings]
+
+    def waited_for(self) -> str:
+        """Which members of chains others wait for now, and what they are to do; empty where nobody waits. Blocks shortly."""
+        before = [self._notes(index) for index in range(len(self._stores))]
+        time.sleep(WATCHED_S)
+        found = []
+        for index, old in enumerate(before):
+            waiting = {rank: note for rank, note in self._notes(index).items() if old.get(rank) != note}
+            found += [f"{self._meetings[index].chain[rank]} to {what}" for rank, what in blamed(waiting)]
+        return ", ".join(found)
+
+    def _notes(self, index: int) -> dict[int, str]:
+        """What members of a chain waited for when they looked last, by rank."""
+        store, ranks = self._stores[index], range(len(self._meetings[index].chain))
+        with _as_sync_errors("the store of a chain does not answer"):
+            return {rank: store.get(f"waits/{rank}").decode() for rank in ranks if store.check([f"waits/{rank}"])}
 
     def end(self, reason: str) -> None:
         """Have every member that waits give up; blocks shortly."""
         for store in self._stores:
             end_meeting(store, reason)
         self._stores = []
+
+
+def blamed(waiting: Mapping[int, str]) -> list[tuple[int, str]]:
+    """Ranks that keep a chain waiting, and what they are to do.
+
+    Args:
+        waiting: rank -> note of a member that is alive and waits.
+    """
+    notes = {rank: note.split(" ", 2) for rank, note in waiting.items()}
+    wanted = {rank: (int(found[1]), found[2]) for rank, found in notes.items()}
+    still = {rank: what for rank, what in wanted.values() if rank not in wanted}
+    # All of them wait where the link between two is slow: these two wait for each other.
+    mutual = {rank: what for by, (rank, what) in wanted.items() if rank in wanted and wanted[rank][0] == by}
+    return sorted((still or mutual).items())
 
 
 def end_meeting(store: Any, reason: str) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -155,6 +155,10 @@ class TransportSettings:
     neighbors: tuple[tuple[int | None, ...], ...] = ()
     """By engine, by process of it that has a part of the model: the trainer rank on its device, None where there is none. Empty: engines of
     one process each, none of which shares a device."""
+    engine_nodes: tuple[int, ...] = ()
+    """Node rank of each engine, by the plan; empty: all are on one node."""
+    sender_nodes: Mapping[int, int] = field(default_factory=dict)
+    """Node rank of each sending trainer rank, by the plan; 0 for those that are missing."""
 
     def processes(self, engine: int) -> tuple[int | None, ...]:
         """Of an engine, as in ``neighbors``."""
@@ -279,7 +283,8 @@ class SyncLink:
         Raises:
             PartnerLostError: an engine is lost, and left out from now on.
         """
-        names = ", ".join(self._engines[index].name for index in calls if index in self._engines)
+        named = {index: self._engines[index].name for index in calls if index in self._engines}
+        names = ", ".join(named.values())
         waits = [asyncio.ensure_future(self.engines_done({index: call}, given)) for index, call in calls.items()]
         await asyncio.sleep(0)
         self.awaited = names
@@ -287,6 +292,7 @@ class SyncLink:
         try:
             for wait in asyncio.as_completed(waits):
                 answers |= await wait
+                self.awaited = ", ".join(name for index, name in named.items() if index not in answers) or names
                 if any(index not in self._engines for index in calls):
                     raise PartnerLostError(f"an engine of {names} was lost while all of them received weights together")
         finally:

@@ -9,6 +9,7 @@ from rljob_api.errors import SpecInvalidError
 from rljob_api.v1alpha1.components import Role
 from rljob_api.validation import check
 from rljob_runtime.job import device_sharing, launch, learning_settings
+from rljob_runtime.job.assemble import transport_settings
 from rljob_runtime.job.roles import ROLES, LeaseUnit
 from rljob_runtime.offload.states import StateKind
 from tests.unit.api.manifests import manifest
@@ -88,6 +89,23 @@ def test_work_is_divided_by_the_components_own_sizes(component: dict[str, Any], 
     running: dict[str, Any] = {name: [None] * len(specs) for name, specs in planned.items()}
     made = launch.job_workers(spec, plan, running, device_sharing.DeviceLeases(arbiter=None, clients={}))
     assert [c.ranks_per_share for c in made.components if c.role in (Role.TRAINER, component["role"])] == [1, together]
+
+
+def test_a_transport_knows_the_nodes_of_senders_and_engines() -> None:
+    """The chain of the TCP transport goes along them."""
+    document = manifest()
+    document["spec"]["nodeGroups"][0] |= {"nodes": 3, "devicesPerNode": 2}
+    trainer, rollout = document["spec"]["components"][:2]
+    trainer["placement"], rollout["placement"] = {"ranks": "2-3"}, {"ranks": "0-1,4-5"}
+    document["spec"]["weightSync"] = {"backend": "TCP"}
+    checked = check(document)
+    spec, plan = checked.job.spec, checked.plan
+    running: dict[str, Any] = {component.name: [None] * component.world_size for component in plan.components}
+    made = launch.job_workers(spec, plan, running, device_sharing.DeviceLeases(arbiter=None, clients={}))
+    settings = transport_settings(spec, made, None)
+    engines = tuple(process.node_rank for process in plan.with_role(Role.ROLLOUT)[0].processes)
+    assert sorted(engines) == [0, 0, 2, 2]
+    assert (settings.engine_nodes, settings.sender_nodes) == (engines, {0: 1, 1: 1})
 
 
 def test_teachers_are_given_their_prompts(tmp_path: Path) -> None:

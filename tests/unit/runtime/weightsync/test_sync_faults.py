@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +15,13 @@ from rljob_runtime.cluster.inprocess import InProcessWorker
 from rljob_runtime.engine.fake import FakeEngine
 from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, EngineDiedError, WeightSyncError, WorkerLostError
 from rljob_runtime.records import Bucket
+from rljob_runtime.weightsync.group import MEMBERSHIPS
 from rljob_runtime.weightsync.packing import plan_buckets
 from rljob_runtime.weightsync.parcel import Parcel
 from rljob_runtime.weightsync.probe import ProbeLimits
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
 from rljob_runtime.weightsync.transport import ByteArray, SyncLink, TransportSettings, make_end
-from rljob_runtime.weightsync.transports.collective import Broadcast, NcclTransport, TcpTransport
+from rljob_runtime.weightsync.transports.collective import HOST, Broadcast, NcclTransport, TcpTransport
 from rljob_runtime.weightsync.transports.ipc import Export, IpcTransport
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
 from rljob_runtime.weightsync.transports.shared_memory import SharedMemoryTransport
@@ -140,11 +141,11 @@ class Faulty(FakeEngine):
 
 
 class Setting:
-    """A trainer, two engines, and a publisher that goes on without an engine."""
+    """A trainer, engines, two by default, and a publisher that goes on without an engine."""
 
-    def __init__(self, make: Callable[[TransportSettings], Any], dense_above: float | None) -> None:
+    def __init__(self, make: Callable[[TransportSettings], Any], dense_above: float | None, engines: Sequence[Faulty] = ()) -> None:
         self.trainer = Trainer()
-        self.engines = [Faulty(), Faulty()]
+        self.engines = list(engines) or [Faulty(), Faulty()]
         self.workers = [InProcessWorker(f"engine-{i}", engine) for i, engine in enumerate(self.engines)]
         self.training = InProcessWorker("trainer-0", self.trainer)
         self.lost: list[int] = []
@@ -154,7 +155,7 @@ class Setting:
 
     def _published_by(self) -> WeightPublisher:
         settings = TransportSettings(
-            run=f"faults{os.getpid()}", while_generating=False, dense_above=self._dense_above, neighbors=((0,), (0,))
+            run=f"faults{os.getpid()}", while_generating=False, dense_above=self._dense_above, neighbors=((0,),) * len(self.engines)
         )
         return WeightPublisher(
             trainers=[self.training],
@@ -318,6 +319,50 @@ async def test_a_timeout_of_the_transport_is_not_reported_as_the_deadline_of_the
     with pytest.raises(TimeoutError) as found:
         await setting.publish(1)
     assert found.value is error
+    setting.stop()
+
+
+class Killed(Faulty):
+    """Its process ends while it takes a bucket: its connections close before the driver hears of it."""
+
+    def load_bucket(self, *args: Any) -> None:
+        _, parcel = args
+        if self.faults.dies_in == "load_bucket" and not self.faults.passes:
+            rank_of_the_second = 2
+            MEMBERSHIPS.join(parcel.payload.meeting, rank_of_the_second, HOST).close()
+        super().load_bucket(*args)
+
+
+@pytest.mark.parametrize("dense_above", [None, 1.0], ids=["dense", "sparse"])
+async def test_the_loss_of_the_middle_of_a_chain_closes_it_around_the_gap(dense_above: float | None) -> None:
+    """In the same sync, and in the next ones; the place is filled again by an engine that joins."""
+    setting = Setting(TcpTransport, dense_above, [Faulty(), Killed(), Faulty()])
+    await setting.publish(1)
+    setting.engines[1].faults.dies_in, setting.engines[1].faults.passes = "load_bucket", 2
+    for version in (2, 3):
+        await setting.publish(version)
+        assert setting.lost == [1]
+        assert [setting.serves(i) for i in (0, 2)] == [(version, {version})] * 2
+    setting.replace_engine()
+    assert await setting.publisher.catch_up(1)
+    await setting.publish(4)
+    assert [setting.serves(i) for i in (0, 1, 2)] == [(4, {4})] * 3
+    assert setting.warnings == []
+    setting.stop()
+
+
+async def test_the_deadline_of_a_chain_names_the_engine_that_keeps_the_others_waiting() -> None:
+    """Of three whose calls have not come back."""
+    setting = Setting(TcpTransport, None, [Faulty(), Faulty(), Faulty()])
+    await setting.publish(1)
+    setting.engines[1].faults.hangs_in = "load_bucket"
+    setting.publisher.timeout_s = SHORT_S
+    with pytest.raises(WeightSyncError, match=r"it waited for engine-1 to send 200 more of 200 bytes$"):
+        await setting.publish(2)
+    setting.publisher.timeout_s, setting.engines[1].faults.hangs_in = HANG_S, None
+    setting.engines[1].faults.let_go.set()
+    await setting.publish(3)
+    assert [setting.serves(i) for i in (0, 1, 2)] == [(3, {3})] * 3
     setting.stop()
 
 

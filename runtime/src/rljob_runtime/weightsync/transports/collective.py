@@ -8,7 +8,8 @@
 
 NCCL and TCP are this one transport. With **NCCL** buckets are packed on the sender's device and received on the devices of the engines, in
 each of their processes, between two of their steps: there is no room for the weights twice, so each bucket goes into the model as it comes.
-With **TCP** (gloo) buckets travel between the hosts' memories, once to each engine, which takes them while it generates.
+With **TCP** buckets travel between the hosts' memories, once to each engine, which takes them while it generates: along a chain of sockets
+from the sender through all engines, node by node, so that no link carries a bucket twice in a direction (``weightsync.chain``).
 
 A member that is lost breaks the group. The driver, which hears of it first, ends the meeting, and the others begin again without it.
 """
@@ -16,6 +17,7 @@ A member that is lost breaks the group. The driver, which hears of it first, end
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import uuid
 from collections.abc import Mapping, Sequence
@@ -44,6 +46,8 @@ class CollectiveTransport(TestedTransport):
 
     on_device = False
     """Whether buckets travel between devices, into every process of an engine; else between hosts, once to each engine."""
+    in_chain = False
+    """Whether each engine passes buckets on to the next; else torch's group broadcasts them."""
 
     def __init__(self, settings: TransportSettings) -> None:
         """No group is there yet."""
@@ -54,8 +58,9 @@ class CollectiveTransport(TestedTransport):
         if self.on_device and self._settings.dense_above is not None:
             raise WeightSyncError("changed numbers alone are applied in host memory; remove weightSync.delta")
         await self._release("a new group takes its place")
-        seats = self._seats(link)
-        meetings = await self._agreed(link, 1 + sum(len(range(*seat)) for seat in seats.values()))
+        senders = tuple(shared_out(link.manifest, self._settings.senders)[0])
+        seats = {rank: self._seats(link, rank) for rank in senders}
+        meetings = {rank: await self._agreed(link, rank, seats[rank]) for rank in senders}
         sender = {"meetings": meetings, "on_device": self.on_device, "dense_above": self._settings.dense_above}
         await link.trainers_done(link.on_trainers("prepare_sender", f"{__name__}:{BroadcastSender.__name__}", link.manifest, sender))
         packed = await link.trainers_done(link.on_trainers("send_weights", TEST_VERSION, TEST_PART))
@@ -65,7 +70,7 @@ class CollectiveTransport(TestedTransport):
         made = {}
         for index, engine in link.engines.items():
             receiver = {
-                "first_rank": seats[index][0],
+                "first_ranks": {rank: seats[rank][index][0] for rank in senders},
                 "streams": self.on_device,
                 "tests": tests,
                 "sparse": self._settings.dense_above is not None,
@@ -73,29 +78,36 @@ class CollectiveTransport(TestedTransport):
             made[index] = engine.start("prepare_receiver", f"{__name__}:{BroadcastReceiver.__name__}", receiver)
         await link.together_done(made)
 
-    def _seats(self, link: SyncLink) -> dict[int, tuple[int, int]]:
-        """First rank in each group, and the one behind the last, of every engine."""
+    def _seats(self, link: SyncLink, sender: int) -> dict[int, tuple[int, int]]:
+        """First rank in the group of a sender, and the one behind the last, of every engine."""
         seats, first = {}, 1
-        for index in link.engines:
+        for index in chain_order(tuple(link.engines), sender, self._settings) if self.in_chain else link.engines:
             seats[index] = (first, first + (len(self._settings.processes(index)) if self.on_device else 1))
             first = seats[index][1]
         return seats
 
-    async def _agreed(self, link: SyncLink, num_members: int) -> dict[int, Meeting]:
-        """Where the group of each sender meets, but for the port."""
-        found = {}
-        for rank in shared_out(link.manifest, self._settings.senders)[0]:
-            found[rank] = Meeting(
-                name=uuid.uuid4().hex,
-                sender=rank,
-                host=await link.trainer_host(rank),
-                num_members=num_members,
-                join_s=self._test_s(link),
-                timeout_s=link.timeout_s,
-            )
-        return found
+    async def _agreed(self, link: SyncLink, sender: int, seats: Mapping[int, tuple[int, int]]) -> Meeting:
+        """Where the group of a sender meets, but for the port."""
+        return Meeting(
+            name=uuid.uuid4().hex,
+            sender=sender,
+            host=await link.trainer_host(sender),
+            num_members=1 + sum(len(range(*seat)) for seat in seats.values()),
+            join_s=self._test_s(link),
+            timeout_s=link.timeout_s,
+            chain=(f"trainer rank {sender}", *(link.engines[index].name for index in seats)) if self.in_chain else (),
+        )
 
     async def _transfer(self, version: int, link: SyncLink) -> dict[int, int]:
+        try:
+            return await self._moved(version, link)
+        except asyncio.CancelledError:  # the deadline of the sync: members of a chain know whom they wait for
+            if self.in_chain and self._meetings is not None:
+                with contextlib.suppress(WeightSyncError):  # where a sender's store does not answer, it is the deadline that is reported
+                    link.awaited = await asyncio.to_thread(self._meetings.waited_for) or link.awaited
+            raise
+
+    async def _moved(self, version: int, link: SyncLink) -> dict[int, int]:
         """Pack one part ahead; engines take one bucket at a time, so that all make their collectives in one order."""
         parts = shared_out(link.manifest, self._settings.senders)
         if len(link.manifest.buckets) == 1:
@@ -127,9 +139,10 @@ class CollectiveTransport(TestedTransport):
 
 
 class TcpTransport(CollectiveTransport):
-    """Between the hosts' memories, over gloo."""
+    """Between the hosts' memories, along a chain of sockets."""
 
     title = "TCP"
+    in_chain = True
 
 
 class NcclTransport(CollectiveTransport):
@@ -137,6 +150,17 @@ class NcclTransport(CollectiveTransport):
 
     title = "NCCL"
     on_device = True
+
+
+def chain_order(engines: Sequence[int], sender: int, settings: TransportSettings) -> list[int]:
+    """Engines in the order in which they pass on what a sender sends: those of its node first, then node by node, by their ranks.
+
+    Each node gets the bytes once, and chains of senders on different nodes go in a circle, so that no node is last in all of them.
+    """
+    nodes = settings.engine_nodes or (0,) * (1 + max(engines, default=0))
+    home = settings.sender_nodes.get(sender, 0)
+    around = 1 + max(*nodes, home)
+    return sorted(engines, key=lambda engine: ((nodes[engine] - home) % around, engine))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,11 +253,11 @@ class BroadcastSender:
 class BroadcastReceiver:
     """An engine's end."""
 
-    def __init__(self, *, first_rank: int, streams: bool, tests: Sequence[Parcel], sparse: bool) -> None:
+    def __init__(self, *, first_ranks: Mapping[int, int], streams: bool, tests: Sequence[Parcel], sparse: bool) -> None:
         """Receive the first bucket of every sender, unless every process of the engine does so by itself.
 
         Args:
-            first_rank: of the engine's processes in every group.
+            first_ranks: of the engine's processes in the group of each sender.
             streams: each process receives on its own device; else this one for all, while the engine generates.
             tests: what senders sent first.
             sparse: later ones may bring only what changed.
@@ -241,7 +265,7 @@ class BroadcastReceiver:
         Raises:
             WeightSyncError, DeadlineError: it did not come, or is not what was sent.
         """
-        self._first_rank = first_rank
+        self._first_ranks = first_ranks
         self._streams = streams
         self._images = Images() if sparse else None
         seated = [self._seated(test) for test in tests]
@@ -260,7 +284,8 @@ class BroadcastReceiver:
 
     def _seated(self, parcel: Parcel) -> Parcel:
         assert isinstance(parcel.payload, Broadcast)
-        return dataclasses.replace(parcel, payload=dataclasses.replace(parcel.payload, first_rank=self._first_rank))
+        first_rank = self._first_ranks[parcel.payload.meeting.sender]
+        return dataclasses.replace(parcel, payload=dataclasses.replace(parcel.payload, first_rank=first_rank))
 
 
 class _Update(UpdateAssembly):
