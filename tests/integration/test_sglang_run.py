@@ -8,12 +8,13 @@ import psutil
 import pytest
 
 from tests.integration.jobs import START_TIMEOUT_S, Running, shortened
-from tests.integration.test_sglang_engine import installed
 from tests.support.pace import until
+from tests.support.sglang_installed import require_sglang
 
 STEPS = 4
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * START_TIMEOUT_S)]
+require_sglang()
 
 
 def servers_of(model: Path) -> list[int]:
@@ -25,7 +26,6 @@ def servers_of(model: Path) -> list[int]:
 @pytest.mark.parametrize("example", ["quickstart", "quickstart-collocated"])
 def test_the_quickstart_trains_on_what_sglang_samples(example: str, model: Path, tmp_path: Path) -> None:
     """Log-probs of engine and trainer agree after every sync, so on-policy ratios are 1; top-k and time-division leave them so."""
-    assert installed()
     manifest = shortened(example, model, steps=STEPS)
     manifest["spec"]["components"][1]["engine"] = {"type": "SGLang", "maxRunningRequests": 64}
     manifest["spec"]["rollout"]["topK"] = 10
