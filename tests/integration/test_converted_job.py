@@ -16,7 +16,7 @@ from tests.layout.tree import ROOT
 from tests.support.sglang_installed import require_sglang
 
 pytestmark = pytest.mark.slow
-STEPS = 40
+STEPS = 30
 ROLLS = ROOT / "tests" / "data" / "convert"
 SUMS: dict[str, Any] = {
     "min_terms": 2,

@@ -99,6 +99,8 @@ class SglangSession:
         self._server_updates = False
         """Whether an update of the server's was begun and not ended."""
         self._busy_since: float | None = None
+        self._refilling: asyncio.Handle | None = None
+        """Requests that wait are about to take the places of some that ended."""
 
     def stats(self) -> dict[str, float]:
         """See ``Engine.stats``."""
@@ -300,6 +302,7 @@ class SglangSession:
 
     def _start_waiting(self) -> None:
         """Hand requests to the server while it has room, all of its memory, and its weights are defined."""
+        self._refilling = None
         if self._busy or self.residence.away() or self.weights_undefined is not None:
             return
         room = min(len(self._waiting), self.config.max_num_seqs - len(self._active))
@@ -368,7 +371,8 @@ class SglangSession:
             self.counters.busy_s += time.monotonic() - self._busy_since
             self._busy_since = None
         self.publish([active.response.completion(active.request.request_id, reason)])
-        self._start_waiting()
+        if self._waiting and self._refilling is None:  # responses that ended with it free more places: one call for all of them
+            self._refilling = asyncio.get_running_loop().call_soon(self._start_waiting)
 
     def _end(self, active: _Active) -> None:
         """Have the server end a request, as soon as it has begun."""
