@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 
 from rljob_runtime.engine.protocol import Engine
 from rljob_runtime.weightsync.delta import DeltaEncoder
-from rljob_runtime.weightsync.packing import pack
+from rljob_runtime.weightsync.packing import ByteArray, pack
 from rljob_runtime.weightsync.parcel import sealed
 from tests.support.engine_contract import TIMEOUT_S, manifest_of, packed
 
@@ -33,7 +34,7 @@ class SparseUpdates:
             room = self._encoder.room(bucket)
             pack(bucket, tensors, room)
             data, base = self._encoder.encode(version, bucket, room)
-            self._engine.load_bucket(bucket.index, sealed(version, data, base=base))
+            self._engine.load_bucket(bucket.index, cast(ByteArray, sealed(version, data, base=base)))
             sparse.append(base is not None)
         assert self._engine.finish_update(TIMEOUT_S) == version
         return sparse

@@ -36,10 +36,8 @@ class Server:
         self.posts.append((path, body))
         if path != "/generate":
             return None
-        return [
-            {"meta_info": {"input_token_logprobs": [[None, 0, None], *([-float(t), t, None] for t in row[1:])]}}
-            for row in body["input_ids"]
-        ]
+        rows = [[[None, 0, None], *([-float(token), token, None] for token in row[1:])] for row in body["input_ids"]]
+        return [{"meta_info": {"input_token_logprobs": row}} for row in rows]
 
 
 class Scene:
