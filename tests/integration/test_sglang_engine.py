@@ -70,8 +70,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
 
 @pytest.fixture(scope="module")
 def uncached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
-    """Another one, which shares no prefixes; of slow tests."""
-    yield from started(tmp_path_factory, enable_prefix_caching=False)
+    """Another one, of two ranks, which shares no prefixes; of slow tests."""
+    yield from started(tmp_path_factory, enable_prefix_caching=False, tensor_parallel_size=2)
 
 
 @pytest.fixture
@@ -175,6 +175,13 @@ def test_keep_is_refused_where_prefixes_are_cached(engine: SglangEngine) -> None
         push(engine, new_model(tied=False, seed=6), version + 1, "keep")
     assert engine.version() == version
     assert len(generate(engine, [request("later", Sampling(max_tokens=2))])) == 1
+
+
+@pytest.mark.slow
+def test_after_updates_every_rank_has_its_part_of_the_trainers_bits(uncached: SglangEngine) -> None:
+    assert len(served_bits(uncached)) == 2
+    check_bits_after_updates(uncached, *(weights(new_model(tied=False, seed=seed)) for seed in (0, 1)))
+    uncached.prepare_receiver(PACKED_RECEIVER, {})
 
 
 @pytest.mark.slow

@@ -215,6 +215,13 @@ def test_the_stand_in_for_kernels_is_seen_where_cpu_cores_compute_alone() -> Non
     assert "PYTHONPATH" not in server_environment(None)
 
 
+def test_ranks_on_cpu_cores_run_without_nccl_and_have_their_cores_named() -> None:
+    found = server_environment(1, ranks=2)
+    assert not Path(found["SGLANG_NCCL_SO_PATH"]).exists()
+    assert found["SGLANG_CPU_OMP_THREADS_BIND"] == "0|1"
+    assert "SGLANG_NCCL_SO_PATH" not in server_environment(None, ranks=2)
+
+
 def test_the_stand_in_writes_cache_places_and_refuses_everything_else() -> None:
     spec = importlib.util.spec_from_file_location("stand_in", CPU_KERNELS / "sgl_kernel" / "__init__.py")
     assert spec is not None

@@ -1,4 +1,4 @@
-"""Which calls of SGLang's server a session makes, of a server that is played here."""
+"""Which calls of SGLang's server a session makes, with a fake server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Server:
 
 
 class Scene:
-    """A session of that server and what came of it."""
+    """A session of that server, what it publishes, and why it failed."""
 
     def __init__(self, places: int) -> None:
         self.server = Server()
@@ -87,7 +87,7 @@ async def settled(true: Callable[[], object]) -> None:
     await asyncio.wait_for(wait(), HANG_S)
 
 
-def play(scene: Callable[[], Awaitable[None]]) -> None:
+def run(scene: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
         await scene()
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -104,7 +104,7 @@ def test_requests_submitted_together_go_in_calls_of_a_group() -> None:
         assert [len(call) for call in scene.server.calls] == [GROUP_SIZE, 10]
         assert scene.session.stats()["waiting"] == 10
 
-    play(main)
+    run(main)
 
 
 def test_pieces_reach_their_own_response_and_ended_ones_leave_their_places_to_one_call() -> None:
@@ -120,7 +120,7 @@ def test_pieces_reach_their_own_response_and_ended_ones_leave_their_places_to_on
         assert len(scene.server.calls[1]) == 3
         assert scene.session.stats()["running"] == 4
 
-    play(main)
+    run(main)
 
 
 def test_an_abort_ends_one_request_of_a_call() -> None:
@@ -135,7 +135,7 @@ def test_an_abort_ends_one_request_of_a_call() -> None:
         await settled(lambda: scene.server.posts)
         assert scene.server.posts == [("/abort_request", {"rid": names[1]})]
 
-    play(main)
+    run(main)
 
 
 def test_a_stream_that_ends_before_its_responses_loses_the_engine() -> None:
@@ -149,7 +149,7 @@ def test_a_stream_that_ends_before_its_responses_loses_the_engine() -> None:
         assert "closed the connection before the end of 2 responses" in scene.failure
         assert scene.finished.keys() == {"r0"}
 
-    play(main)
+    run(main)
 
 
 def test_sequences_to_score_go_in_calls_of_a_group_and_come_back_in_order() -> None:
@@ -160,4 +160,4 @@ def test_sequences_to_score_go_in_calls_of_a_group_and_come_back_in_order() -> N
         assert found == [(-float(i), -float(i + 1)) for _, i, _ in sequences]
         assert [len(body["rid"]) for _, body in scene.server.posts] == [GROUP_SIZE, 6]
 
-    play(main)
+    run(main)
