@@ -19,7 +19,7 @@ from e2e.cluster.paths import REPOSITORY, cache_root
 from e2e.cluster.state import StateFolder
 from e2e.cluster.versions import Mode
 
-TARGETS = ("base", "operator", "runtime")
+TARGETS = ("base", "operator", "runtime", "runtime-sglang")
 
 _SUITE = "bookworm"
 _BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates", "libnuma1", "procps")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -43,28 +42,20 @@ from tests.support.engine_contract import (
 from tests.support.offload_contract import BOTH, CACHE_BYTES, PARAMS, OffloadContract
 from tests.support.pace import until
 from tests.support.records import collected, tokens
+from tests.support.sglang_bits import check_bits_after_updates, expected_bits, served_bits
+from tests.support.sglang_installed import require_sglang
+from tests.support.sparse_updates import PACKED_RECEIVER
 
 START_S = 900.0
 """The server's start takes half a minute of computing, on a machine with other work; nothing here depends on it."""
 pytestmark = [pytest.mark.timeout(2 * START_S)]
 
 
-def installed() -> bool:
-    try:
-        interpreter.sglang_python()
-    except SetupError:
-        return False
-    return True
+require_sglang()
 
 
-if not installed():  # CI installs it
-    if os.environ.get("CI"):
-        raise SetupError(interpreter.REMEDY)
-    pytest.skip("SGLang is not installed: make setup-sglang", allow_module_level=True)
-
-
-def started(factory: pytest.TempPathFactory, **settings: object) -> Iterator[SglangEngine]:
-    model = save(new_model(tied=False, seed=0), factory.mktemp("untied"))
+def started(factory: pytest.TempPathFactory, *, tied: bool = False, **settings: object) -> Iterator[SglangEngine]:
+    model = save(new_model(tied=tied, seed=0), factory.mktemp("model"))
     config = replace(config_for(model), tokenizer_path=letters(factory.mktemp("letters")), finds_texts=True, start_timeout_s=START_S)
     engine = SglangEngine(replace(config, **settings))
     yield engine
@@ -79,8 +70,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
 
 @pytest.fixture(scope="module")
 def uncached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
-    """Another one, which shares no prefixes; of slow tests."""
-    yield from started(tmp_path_factory, enable_prefix_caching=False)
+    """Another one, of two ranks, which shares no prefixes; of slow tests."""
+    yield from started(tmp_path_factory, enable_prefix_caching=False, tensor_parallel_size=2)
 
 
 @pytest.fixture
@@ -130,13 +121,25 @@ class TestSglangOffload(OffloadContract):
 
 
 @pytest.mark.slow
-def test_weights_that_are_kept_come_back_bit_for_bit(tmp_path_factory: pytest.TempPathFactory) -> None:
-    for engine in started(tmp_path_factory, release="copy", kv_cache_bytes=CACHE_BYTES):
+def test_weights_that_are_kept_come_back_bit_for_bit_and_so_do_updates_of_a_tied_model_in_bfloat16(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    first, second = ({name: tensor.bfloat16() for name, tensor in weights(new_model(tied=True, seed=seed)).items()} for seed in (0, 1))
+    for engine in started(tmp_path_factory, tied=True, dtype="bfloat16", release="copy", kv_cache_bytes=CACHE_BYTES):
+        assert served_bits(engine) == [expected_bits(first)]
         expected = engine.score([(5, 6, 7, 8)], TIMEOUT_S)
         off = engine.offload(BOTH, TIMEOUT_S)
         assert off.copied_bytes == {PARAMS: off.freed_bytes[PARAMS]}
         assert engine.load(BOTH, TIMEOUT_S).undefined == frozenset()
         assert engine.score([(5, 6, 7, 8)], TIMEOUT_S) == expected
+        assert served_bits(engine) == [expected_bits(first)]
+        check_bits_after_updates(engine, first, second)
+
+
+def test_after_dense_mixed_and_sparse_updates_every_tensor_has_the_trainers_bits(engine: SglangEngine) -> None:
+    """Fused projections of queries, keys and values, of gate and up, and an own head among them, in float32."""
+    check_bits_after_updates(engine, *(weights(new_model(tied=False, seed=seed)) for seed in (0, 1)))
+    engine.prepare_receiver(PACKED_RECEIVER, {})
 
 
 def test_an_engine_that_keeps_its_memory_refuses_to_release(engine: SglangEngine) -> None:
@@ -172,6 +175,13 @@ def test_keep_is_refused_where_prefixes_are_cached(engine: SglangEngine) -> None
         push(engine, new_model(tied=False, seed=6), version + 1, "keep")
     assert engine.version() == version
     assert len(generate(engine, [request("later", Sampling(max_tokens=2))])) == 1
+
+
+@pytest.mark.slow
+def test_after_updates_every_rank_has_its_part_of_the_trainers_bits(uncached: SglangEngine) -> None:
+    assert len(served_bits(uncached)) == 2
+    check_bits_after_updates(uncached, *(weights(new_model(tied=False, seed=seed)) for seed in (0, 1)))
+    uncached.prepare_receiver(PACKED_RECEIVER, {})
 
 
 @pytest.mark.slow

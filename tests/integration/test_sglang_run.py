@@ -1,4 +1,4 @@
-"""A whole small job with SGLang: the quickstart for a few steps."""
+"""A whole small job with SGLang in time-division: the collocated quickstart for a few steps. One apart is in ``test_converted_job``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import psutil
 import pytest
 
 from tests.integration.jobs import START_TIMEOUT_S, Running, shortened
-from tests.integration.test_sglang_engine import installed
 from tests.support.pace import until
+from tests.support.sglang_installed import require_sglang
 
 STEPS = 4
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * START_TIMEOUT_S)]
+require_sglang()
 
 
 def servers_of(model: Path) -> list[int]:
@@ -22,11 +23,9 @@ def servers_of(model: Path) -> list[int]:
     return [pid for pid, command in commands.items() if "sglang.launch_server" in command and str(model) in command]
 
 
-@pytest.mark.parametrize("example", ["quickstart", "quickstart-collocated"])
-def test_the_quickstart_trains_on_what_sglang_samples(example: str, model: Path, tmp_path: Path) -> None:
+def test_the_quickstart_trains_on_what_sglang_samples(model: Path, tmp_path: Path) -> None:
     """Log-probs of engine and trainer agree after every sync, so on-policy ratios are 1; top-k and time-division leave them so."""
-    assert installed()
-    manifest = shortened(example, model, steps=STEPS)
+    manifest = shortened("quickstart-collocated", model, steps=STEPS)
     manifest["spec"]["components"][1]["engine"] = {"type": "SGLang", "maxRunningRequests": 64}
     manifest["spec"]["rollout"]["topK"] = 10
     run = Running(tmp_path / "job", manifest)
@@ -41,7 +40,6 @@ def test_the_quickstart_trains_on_what_sglang_samples(example: str, model: Path,
         assert line["rollout/possible_tokens_max"] <= 10
         assert line["staleness/max"] == 0
         assert 0 < line["reward/mean"] <= 1
-        assert (line.get("offload/bytes", 0) > 0) is (example == "quickstart-collocated")
+        assert line["offload/bytes"] > 0
     moved = [row for row in run.rows("switches.jsonl") if row.get("worker") == "actor_infer-0" and row.get("after")]
-    if example == "quickstart-collocated":
-        assert {row["after"]["allocated"] == 0 for row in moved} == {True, False}, "the server's memory left, and came back"
+    assert {row["after"]["allocated"] == 0 for row in moved} == {True, False}, "the server's memory left, and came back"

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from transformers import Qwen2ForCausalLM
 
 from rljob_runtime.engine.vllm.engine import VllmEngine
@@ -22,7 +21,6 @@ from rljob_runtime.engine.vllm.environment import engine_environment
 from rljob_runtime.errors import CorruptedWeightsError, DataError, EngineDiedError, ModelError, RuntimeFault, WeightSyncError
 from rljob_runtime.records import Bucket, Sampling, VersionSpan
 from rljob_runtime.weightsync.assembly import UpdateAssembly
-from rljob_runtime.weightsync.delta import DeltaEncoder
 from rljob_runtime.weightsync.packing import pack
 from rljob_runtime.weightsync.parcel import Parcel, sealed
 from rljob_runtime.weightsync.shared_memory import Segments
@@ -51,6 +49,7 @@ from tests.support.engine_contract import (
     weights,
 )
 from tests.support.records import collected, tokens
+from tests.support.sparse_updates import PACKED_RECEIVER, SparseUpdates, push_whole
 from tests.support.vllm_engine import running
 
 
@@ -61,7 +60,6 @@ def started(path: str, **settings: object) -> Iterator[VllmEngine]:
         yield engine
 
 
-PACKED_RECEIVER = "rljob_runtime.weightsync.transports.object_store:PackedReceiver"
 AS_READ: dict[VllmEngine, list[dict[str, int]]] = {}
 """What each engine multiplied with when it had read its folder, the weights of seed 0."""
 
@@ -141,28 +139,6 @@ def test_after_an_update_through_shared_memory_scores_are_those_of_the_new_weigh
     check_scores_after_updates(engine, tied=False, bring=push_shared)
 
 
-class Sparse:
-    """Updates of which only the numbers that changed travel."""
-
-    def __init__(self, engine: VllmEngine) -> None:
-        engine.prepare_receiver(PACKED_RECEIVER, {"sparse": True})
-        self._engine = engine
-        self._encoder = DeltaEncoder(0.4)
-
-    def push(self, tensors: dict[str, torch.Tensor], version: int) -> list[bool]:
-        """Which buckets were sparse."""
-        manifest, sparse = manifest_of(tensors), []
-        self._engine.begin_update(manifest, version)
-        for bucket in manifest.buckets:
-            room = self._encoder.room(bucket)
-            pack(bucket, tensors, room)
-            data, base = self._encoder.encode(version, bucket, room)
-            self._engine.load_bucket(bucket.index, sealed(version, data, base=base))
-            sparse.append(base is not None)
-        assert self._engine.finish_update(TIMEOUT_S) == version
-        return sparse
-
-
 @pytest.mark.parametrize("kind", ["tied", "untied"])
 @pytest.mark.parametrize("bring", [push, push_shared])
 def test_after_an_update_every_layer_multiplies_with_the_bits_that_a_start_gives(
@@ -182,7 +158,7 @@ def test_after_an_update_every_layer_multiplies_with_the_bits_that_a_start_gives
 
 
 def test_sparse_and_whole_buckets_of_one_update_leave_the_same_bits(tied: VllmEngine) -> None:
-    first, sparse = weights(new_model(tied=True, seed=0)), Sparse(tied)
+    first, sparse = weights(new_model(tied=True, seed=0)), SparseUpdates(tied)
     changed = {name: tensor.clone() for name, tensor in first.items()}
     whole = next(name for name in changed if "layers.0" in name and "down_proj" in name)
     changed[whole] += 1.0
@@ -196,20 +172,11 @@ def test_sparse_and_whole_buckets_of_one_update_leave_the_same_bits(tied: VllmEn
     assert after != AS_READ[tied]
     push_whole(tied, changed)
     assert multiplied_bits(tied) == after
-    sparse = Sparse(tied)
+    sparse = SparseUpdates(tied)
     sparse.push(changed, tied.version() + 1)
     assert set(sparse.push(first, tied.version() + 1)) == {True, False}
     assert multiplied_bits(tied) == AS_READ[tied]
     tied.prepare_receiver(PACKED_RECEIVER, {})
-
-
-def push_whole(engine: VllmEngine, tensors: dict[str, torch.Tensor]) -> None:
-    engine.prepare_receiver(PACKED_RECEIVER, {})
-    manifest, version = manifest_of(tensors), engine.version() + 1
-    engine.begin_update(manifest, version)
-    for bucket in manifest.buckets:
-        engine.load_bucket(bucket.index, packed(bucket, tensors))
-    assert engine.finish_update(TIMEOUT_S) == version
 
 
 def test_a_streamed_update_that_breaks_off_stops_the_engine_until_a_full_one(engine: VllmEngine) -> None:

@@ -237,3 +237,15 @@ def test_a_spec_that_the_head_pod_cannot_carry_is_refused_with_both_sizes() -> N
     assert "196,608" in str(problem)
     env.pop()
     assert paths(long) == []
+
+
+def test_sglangs_ranks_share_an_engine_on_cpu_devices_of_their_own():
+    engine = {
+        "name": "actor_infer",
+        "role": "Rollout",
+        "placement": {"ranks": "1-2"},
+        "engine": {"type": "SGLang", "tensorParallelSize": 2},
+    }
+    document = job(engine)
+    document["spec"]["nodeGroups"][0]["deviceResource"] = "cpu"
+    assert paths(document) == []

@@ -7,7 +7,7 @@ import pytest
 
 from e2e.cluster import dockerfile
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.images import dockerfile_key
+from e2e.cluster.images import TARGETS, dockerfile_key
 from tests.layout.tree import ROOT
 
 DOCKERFILE = """\
@@ -50,6 +50,12 @@ def test_stages_and_what_they_use():
         "big": ({"base", "tools"}, ("big", "pins/b.txt")),
     }
     assert "RUN one && two" in stages["base"].text
+
+
+def test_every_image_of_the_dockerfile_can_be_built_by_name():
+    stages = dockerfile.stages((ROOT / "Dockerfile").read_text())
+    images = stages.keys() - {used for stage in stages.values() for used in stage.uses}
+    assert images <= set(TARGETS) <= stages.keys()
 
 
 def test_targets_differ_and_nothing_changes_by_itself(context: Path):

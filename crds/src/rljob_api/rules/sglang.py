@@ -10,7 +10,7 @@ from rljob_api.planning.environment import device_type, node_group
 from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1.components import Component, Engine, EngineType, Role
 from rljob_api.v1alpha1.nodes import DeviceType
-from rljob_api.v1alpha1.operations import UpdateMode
+from rljob_api.v1alpha1.operations import Residency, UpdateMode
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 
@@ -38,10 +38,12 @@ def _seeded(spec: RLJobSpec) -> Iterator[FieldError]:
 
 
 def _parallel(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
+    """SGLang answers for its first rank: on CPU devices the others may hold their memory for a moment longer."""
     for index, _, engine in _components(spec):
         on_cpu = any(device_type(node_group(spec, plan, process)) is DeviceType.CPU for process in plan.components[index].processes)
-        if on_cpu and engine.tensor_parallel_size > 1:
-            problem = "needs accelerators with SGLang: its ranks on CPU devices ask for a CUDA device and end"
+        switches = spec.offload.residency is Residency.SWITCHING and plan.components[index].shares_devices_with
+        if on_cpu and switches and engine.tensor_parallel_size > 1:
+            problem = "needs accelerators or devices of its own with SGLang: what its ranks on CPU devices give back is not known in time"
             yield _error(f"spec.components[{index}].engine.tensorParallelSize", engine.tensor_parallel_size, problem, "write 1, or VLLM")
 
 

@@ -19,7 +19,7 @@ import torch
 from rljob_runtime.engine.protocol import EngineConfig
 from rljob_runtime.engine.sglang.arguments import command_line, server_arguments
 from rljob_runtime.engine.sglang.memory import LedgerMemory, ReportedMemory
-from rljob_runtime.engine.sglang.response import SEED_RANGE, Response, generate_body
+from rljob_runtime.engine.sglang.response import SEED_RANGE, Response, generate_body, group_body
 from rljob_runtime.engine.sglang.server import CPU_KERNELS, server_environment
 from rljob_runtime.engine.sglang.weights import shared, update_body
 from rljob_runtime.engine.stop_strings import StopFinder
@@ -60,6 +60,14 @@ def test_a_request_asks_for_its_room_its_stops_and_the_whole_distribution() -> N
     assert (params["max_new_tokens"], params["stop_token_ids"], params["sampling_seed"]) == (29, [4, 9], 3)
     assert "top_k" not in params
     assert asked["return_sampling_mask"] is False
+
+
+def test_requests_of_one_call_keep_their_own_settings() -> None:
+    asked = [body(Sampling(max_tokens=4), (1, 2)), body(Sampling(max_tokens=5, top_k=3), (3,))]
+    group = group_body(asked)
+    assert group["input_ids"] == [[1, 2], [3]]
+    assert group["return_sampling_mask"] == [False, True]
+    assert group["sampling_params"] == [one["sampling_params"] for one in asked]
 
 
 @pytest.mark.parametrize(
@@ -115,10 +123,21 @@ def test_what_comes_behind_a_stop_string_is_left_out_with_its_versions() -> None
 def test_the_repeated_token_of_an_abort_in_the_queue_is_not_taken() -> None:
     found = response()
     found.take(piece([7, 8]))
-    last = piece([8], ended="abort", spans=[(0, 2, 4)])
+    last = piece([8], ended="abort", spans=[(0, 2, 4)], completion_tokens=2)
     del last["meta_info"]["prompt_tokens"]
     assert found.take(last) == 0
     assert tokens(found.completion("r", "abort")) == (7, 8)
+
+
+def test_the_repeated_token_is_not_taken_where_the_server_joined_it_with_the_piece_before() -> None:
+    found = response()
+    found.take(piece([7]))
+    repeated = [[-0.5 * t, t, None] for t in (8, 9, 7, 8, 9)]
+    last = piece([8, 9, 9], ended="abort", spans=[(0, 3, 4)], completion_tokens=3, output_token_logprobs=repeated)
+    del last["meta_info"]["prompt_tokens"]
+    assert found.take(last) == 2
+    completion = found.completion("r", "abort")
+    assert (tokens(completion), completion.segment.logprobs.tolist()) == ((7, 8, 9), [-3.5, -4.0, -4.5])
 
 
 def test_answers_that_do_not_fit_together_are_refused() -> None:
@@ -194,6 +213,13 @@ def test_the_stand_in_for_kernels_is_seen_where_cpu_cores_compute_alone() -> Non
     assert server_environment(2)["PYTHONPATH"] == str(CPU_KERNELS)
     assert server_environment(2)["OMP_NUM_THREADS"] == "2"
     assert "PYTHONPATH" not in server_environment(None)
+
+
+def test_ranks_on_cpu_cores_run_without_nccl_and_have_their_cores_named() -> None:
+    found = server_environment(1, ranks=2)
+    assert not Path(found["SGLANG_NCCL_SO_PATH"]).exists()
+    assert found["SGLANG_CPU_OMP_THREADS_BIND"] == "0|1"
+    assert "SGLANG_NCCL_SO_PATH" not in server_environment(None, ranks=2)
 
 
 def test_the_stand_in_writes_cache_places_and_refuses_everything_else() -> None:

@@ -23,7 +23,7 @@ class SglangClient:
 
     def __init__(self, url: str) -> None:
         """Nothing is sent before the first call."""
-        self._url = url
+        self.url = url
         self._session: aiohttp.ClientSession | None = None
 
     async def post(self, path: str, body: Mapping[str, Any], timeout_s: float | None = None) -> Any:
@@ -35,7 +35,7 @@ class SglangClient:
             aiohttp.ClientError: the server is not there.
         """
         timeout = aiohttp.ClientTimeout(total=timeout_s)
-        async with self._open().post(self._url + path, json=body, timeout=timeout) as answer:
+        async with self._open().post(self.url + path, json=body, timeout=timeout) as answer:
             text = await answer.text()
             if answer.status != 200:
                 raise RefusedError(f"SGLang answered {path} with {answer.status}: {text[:500]}")
@@ -44,7 +44,7 @@ class SglangClient:
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
         """Pieces of a streamed answer; errors as of :meth:`post`."""
         timeout = aiohttp.ClientTimeout(total=None)
-        async with self._open().post(self._url + path, json={**body, "stream": True}, timeout=timeout) as answer:
+        async with self._open().post(self.url + path, json={**body, "stream": True}, timeout=timeout) as answer:
             if answer.status != 200:
                 raise RefusedError(f"SGLang answered {path} with {answer.status}: {(await answer.text())[:500]}")
             async for line in answer.content:

@@ -89,7 +89,7 @@ class SglangEngine:
         self._folder = Path(tempfile.mkdtemp(prefix="rljob-sglang-"))
         ledger = self._folder / "ledger.json" if config.release != "never" and config.threads is not None else None
         arguments = command_line(server_arguments(config, model_config))
-        self._server = SglangServer(python, arguments, server_environment(config.threads, ledger), self._fail)
+        self._server = SglangServer(python, arguments, server_environment(config.threads, ledger, config.tensor_parallel_size), self._fail)
         self._server.wait_until_healthy(config.start_timeout_s)
         self._memory: ServerMemory | None = None
         """Where it can be given back."""

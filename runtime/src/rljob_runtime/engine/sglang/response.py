@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,15 @@ def generate_body(request: GenerationRequest, name: str, *, extra_eos: int | Non
     }
 
 
+def group_body(bodies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Body of ``/generate`` for several requests: a list per field. One stream brings the pieces of all responses, each with its name.
+
+    Args:
+        bodies: of :func:`generate_body`.
+    """
+    return {name: [body[name] for body in bodies] for name in bodies[0]}
+
+
 @dataclass(slots=True)
 class Response:
     """A response in progress."""
@@ -63,6 +72,8 @@ class Response:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     mask_ids: list[list[int]] = field(default_factory=list)
+    received: int = 0
+    """Tokens that the server has sent."""
     stopped: bool = False
     """Whether a stop string is complete; what comes behind it is left out."""
     spans: tuple[VersionSpan, ...] = ()
@@ -71,10 +82,14 @@ class Response:
     def take(self, piece: Mapping[str, Any]) -> int:
         """Take one piece; how many tokens it brought.
 
-        The last piece of a request that was aborted in the server's queue repeats a token, and says nothing of the prompt.
+        The last piece of a request that was aborted in the server's queue says nothing of the prompt, and repeats its last token with the
+        log-probs of all. The server may have joined it with a piece not sent before: tokens beyond ``completion_tokens`` are repeated.
         """
         meta = piece["meta_info"]
-        new: list[int] = piece["output_ids"] if "prompt_tokens" in meta else []
+        new: list[int] = piece["output_ids"]
+        if "prompt_tokens" not in meta:
+            new = new[: meta["completion_tokens"] - self.received]
+        self.received += len(new)
         masked = truncates(self.sampling)
         logprobs: list[float] = []
         masks: list[list[int]] = [[]] * len(new)
@@ -82,6 +97,8 @@ class Response:
             logprobs, masks = meta["output_token_sampling_logprobs"], meta["output_token_sampling_mask"]
         elif new:
             logprobs = [row[0] for row in meta["output_token_logprobs"]]
+        if "prompt_tokens" not in meta:
+            logprobs, masks = logprobs[: len(new)], masks[: len(new)]
         if not len(new) == len(logprobs) == len(masks):
             raise RuntimeFault(f"SGLang returned {len(new)} tokens, {len(logprobs)} log-probs and {len(masks)} sampling masks of one piece")
         for token_id, logprob, mask in zip(new, logprobs, masks, strict=True):

@@ -25,6 +25,8 @@ from rljob_runtime.errors import DeadlineError, EngineDiedError, ModelError
 HOST = "127.0.0.1"
 CPU_KERNELS = Path(__file__).with_name("cpu_kernels")
 """Put on the server's path where CPU cores compute; see the package in it."""
+NO_LIBRARY = "/nonexistent/libnccl.so"
+"""SGLang does without NCCL where it cannot be loaded."""
 _CHILD = "rljob_runtime.engine.server_child"
 _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
 _POLL_S = 0.3
@@ -33,8 +35,8 @@ _END_S = 20.0
 _KEPT_LINES = 40
 
 
-def server_environment(threads: int | None, ledger: Path | None = None) -> dict[str, str]:
-    """Variables of the server; with ``threads`` CPU cores compute, and ``ledger`` says what it holds."""
+def server_environment(threads: int | None, ledger: Path | None = None, ranks: int = 1) -> dict[str, str]:
+    """Variables of the server; with ``threads`` in each of its ranks CPU cores compute, and ``ledger`` says what one holds."""
     variables = {
         "HF_HUB_OFFLINE": "1",
         "NO_PROXY": f"{HOST},localhost",
@@ -43,6 +45,9 @@ def server_environment(threads: int | None, ledger: Path | None = None) -> dict[
     }
     if threads is not None:
         variables |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(CPU_KERNELS)}
+        # Ranks find NCCL in torch's packages and open a CUDA device with it; without the library they use gloo. SGLang refuses more ranks
+        # than NUMA nodes unless their cores are named; nothing is bound to them without its compiled kernels.
+        variables |= {"SGLANG_NCCL_SO_PATH": NO_LIBRARY, "SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(ranks)))}
     if ledger is not None:
         variables["RLJOB_MEMORY_LEDGER"] = str(ledger)
     return variables

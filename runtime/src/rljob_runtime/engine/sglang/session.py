@@ -33,6 +33,8 @@ from rljob_runtime.weightsync.transport import IncomingUpdate
 
 SWITCH_GRACE_S = 30.0
 """Least time for a switch that has begun: given up half-way the engine would be lost."""
+GROUP_SIZE = 64
+"""Most requests of one HTTP call. What one costs the server is shared by all of them; more of them would not be answered faster."""
 
 
 @dataclass(slots=True)
@@ -97,6 +99,8 @@ class SglangSession:
         self._server_updates = False
         """Whether an update of the server's was begun and not ended."""
         self._busy_since: float | None = None
+        self._refilling: asyncio.Handle | None = None
+        """Requests that wait are about to take the places of some that ended."""
 
     def stats(self) -> dict[str, float]:
         """See ``Engine.stats``."""
@@ -150,7 +154,8 @@ class SglangSession:
                 raise WeightSyncError(f"score: {self.weights_undefined}; send a full update")
             self._scoring += 1
         try:
-            return list(await asyncio.gather(*(self._score(sequence) for sequence in sequences)))
+            groups = [sequences[first : first + GROUP_SIZE] for first in range(0, len(sequences), GROUP_SIZE)]
+            return [scores for group in await asyncio.gather(*map(self._score, groups)) for scores in group]
         finally:
             async with self._changed:
                 self._scoring -= 1
@@ -297,18 +302,68 @@ class SglangSession:
 
     def _start_waiting(self) -> None:
         """Hand requests to the server while it has room, all of its memory, and its weights are defined."""
+        self._refilling = None
         if self._busy or self.residence.away() or self.weights_undefined is not None:
             return
-        while self._waiting and len(self._active) < self.config.max_num_seqs:
-            request = self._waiting.popleft()
-            active = _Active(request=request, name=next(self._names), response=self._response(request))
-            self._active[request.request_id] = active
-            self._busy_since = self._busy_since if self._busy_since is not None else time.monotonic()
-            self._start(self._run(active))
+        room = min(len(self._waiting), self.config.max_num_seqs - len(self._active))
+        if room <= 0:
+            return
+        started = []
+        for request in (self._waiting.popleft() for _ in range(room)):
+            self._active[request.request_id] = _Active(request=request, name=next(self._names), response=self._response(request))
+            started.append(self._active[request.request_id])
+        self._busy_since = self._busy_since if self._busy_since is not None else time.monotonic()
+        for first in range(0, room, GROUP_SIZE):
+            self._start(self._generate(started[first : first + GROUP_SIZE]))
 
-    async def _run(self, active: _Active) -> None:
-        """Take a response piece by piece until the server has ended it."""
-        reason = await self._generate(active)
+    async def _generate(self, group: Sequence[_Active]) -> None:
+        """Have the server answer requests through one stream, and take the responses piece by piece until it has ended all of them.
+
+        Raises:
+            EngineDiedError: the stream ended before them.
+        """
+        bodies = [
+            responses.generate_body(
+                active.request,
+                active.name,
+                extra_eos=self.extra_eos,
+                vocab_size=self.vocab_size,
+                max_model_len=self.config.max_model_len,
+            )
+            for active in group
+        ]
+        unfinished = {active.name: active for active in group}
+        async for piece in self.client.stream("/generate", responses.group_body(bodies)):
+            active = unfinished[piece["meta_info"]["id"]]
+            if (reason := self._take(active, piece)) is None:
+                self.publish([])
+                continue
+            del unfinished[active.name]
+            await self._finish(active, reason)
+        if unfinished:
+            raise EngineDiedError(f"the server closed the connection before the end of {len(unfinished)} responses")
+
+    def _take(self, active: _Active, piece: Mapping[str, Any]) -> str | None:
+        """Take one piece of a response; why it ended, or None where it goes on."""
+        meta = piece["meta_info"]
+        self.counters.steps += 1
+        self.counters.generated_tokens += active.response.take(piece)
+        if not active.begun:
+            self.counters.prompt_tokens += meta.get("prompt_tokens", 0)
+            self.counters.cached_tokens += meta.get("cached_tokens", 0)
+            active.begun = True
+        if (ended := meta["finish_reason"]) is not None:
+            if active.response.stopped:
+                return "stop"
+            if ended["type"] == "abort" and not active.aborted:
+                raise RefusedError(f"it was aborted by the server: {ended}")
+            return str(ended["type"])
+        if active.response.stopped or active.aborted:
+            self._end(active)
+        return None
+
+    async def _finish(self, active: _Active, reason: str) -> None:
+        """Hand a response over that the server has ended, and give its place to one that waits."""
         del self._active[active.request.request_id]
         async with self._changed:
             self._changed.notify_all()
@@ -316,35 +371,8 @@ class SglangSession:
             self.counters.busy_s += time.monotonic() - self._busy_since
             self._busy_since = None
         self.publish([active.response.completion(active.request.request_id, reason)])
-        self._start_waiting()
-
-    async def _generate(self, active: _Active) -> str:
-        """Why it ended."""
-        body = responses.generate_body(
-            active.request,
-            active.name,
-            extra_eos=self.extra_eos,
-            vocab_size=self.vocab_size,
-            max_model_len=self.config.max_model_len,
-        )
-        async for piece in self.client.stream("/generate", body):
-            meta = piece["meta_info"]
-            self.counters.steps += 1
-            self.counters.generated_tokens += active.response.take(piece)
-            if not active.begun:
-                self.counters.prompt_tokens += meta.get("prompt_tokens", 0)
-                self.counters.cached_tokens += meta.get("cached_tokens", 0)
-                active.begun = True
-            if (ended := meta["finish_reason"]) is not None:
-                if active.response.stopped:
-                    return "stop"
-                if ended["type"] == "abort" and not active.aborted:
-                    raise RefusedError(f"it was aborted by the server: {ended}")
-                return str(ended["type"])
-            if active.response.stopped or active.aborted:
-                self._end(active)
-            self.publish([])
-        raise EngineDiedError("the server closed the connection")
+        if self._waiting and self._refilling is None:  # responses that ended with it free more places: one call for all of them
+            self._refilling = asyncio.get_running_loop().call_soon(self._start_waiting)
 
     def _end(self, active: _Active) -> None:
         """Have the server end a request, as soon as it has begun."""
@@ -355,17 +383,20 @@ class SglangSession:
         if active.begun and active.aborting is None:
             active.aborting = self._start(abort())
 
-    async def _score(self, sequence: tuple[int, ...]) -> tuple[float, ...]:
-        """One sequence."""
-        body = {
-            "rid": next(self._names),
-            "input_ids": list(sequence),
-            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
-            "return_logprob": True,
-            "logprob_start_len": 0,
-        }
-        answer = await self.client.post("/generate", body)
-        return tuple(row[0] for row in answer["meta_info"]["input_token_logprobs"][1:])
+    async def _score(self, group: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+        """Sequences of one call."""
+        bodies = [
+            {
+                "rid": next(self._names),
+                "input_ids": list(sequence),
+                "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+                "return_logprob": True,
+                "logprob_start_len": 0,
+            }
+            for sequence in group
+        ]
+        answers = await self.client.post("/generate", responses.group_body(bodies))
+        return [tuple(row[0] for row in answer["meta_info"]["input_token_logprobs"][1:]) for answer in answers]
 
     def _response(self, request: GenerationRequest) -> responses.Response:
         """An empty response to a request."""

@@ -1,0 +1,50 @@
+"""Updates of a real engine of which only the numbers that changed travel, and whole ones beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+
+from rljob_runtime.engine.protocol import Engine
+from rljob_runtime.weightsync.delta import DeltaEncoder
+from rljob_runtime.weightsync.packing import ByteArray, pack
+from rljob_runtime.weightsync.parcel import sealed
+from tests.support.engine_contract import TIMEOUT_S, manifest_of, packed
+
+PACKED_RECEIVER = "rljob_runtime.weightsync.transports.object_store:PackedReceiver"
+BUCKET_BYTES = 50_000
+"""Small, so that a bucket has one tensor or a few: some change as a whole, and some do not."""
+
+
+class SparseUpdates:
+    """Updates of which only the numbers that changed travel; the first one is whole."""
+
+    def __init__(self, engine: Engine) -> None:
+        engine.prepare_receiver(PACKED_RECEIVER, {"sparse": True})
+        self._engine = engine
+        self._encoder = DeltaEncoder(0.4)
+
+    def push(self, tensors: Mapping[str, torch.Tensor], version: int) -> list[bool]:
+        """Which buckets were sparse."""
+        manifest, sparse = manifest_of(dict(tensors), BUCKET_BYTES), []
+        self._engine.begin_update(manifest, version)
+        for bucket in manifest.buckets:
+            room = self._encoder.room(bucket)
+            pack(bucket, tensors, room)
+            data, base = self._encoder.encode(version, bucket, room)
+            self._engine.load_bucket(bucket.index, cast(ByteArray, sealed(version, data, base=base)))
+            sparse.append(base is not None)
+        assert self._engine.finish_update(TIMEOUT_S) == version
+        return sparse
+
+
+def push_whole(engine: Engine, tensors: Mapping[str, torch.Tensor]) -> None:
+    """A whole update under the next version."""
+    engine.prepare_receiver(PACKED_RECEIVER, {})
+    manifest, version = manifest_of(dict(tensors), BUCKET_BYTES), engine.version() + 1
+    engine.begin_update(manifest, version)
+    for bucket in manifest.buckets:
+        engine.load_bucket(bucket.index, packed(bucket, dict(tensors)))
+    assert engine.finish_update(TIMEOUT_S) == version
