@@ -35,7 +35,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     },
     "async": {"async_scheduling": True},
 }
-"""``extraArgs``. Jobs are refused ``async_scheduling``, because a step under way during an update would be labeled with the new version."""
+"""``extraArgs``."""
 NOT_ON_CPU = {
     "fp8": "vLLM computes in fp8 on GPUs only",
     "async": "vLLM does not schedule ahead on a CPU",

@@ -212,6 +212,7 @@ PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (
     *components.PLAN_RULES,
     *judges.PLAN_RULES,
     *distillation.PLAN_RULES,
+    *engine_arguments.PLAN_RULES,
     *offload.PLAN_RULES,
     *rollout.PLAN_RULES,
     *router_replay.PLAN_RULES,

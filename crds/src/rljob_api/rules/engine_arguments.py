@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
+from rljob_api.planning.environment import device_type, node_group
+from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1.components import Engine, EngineType, Role
+from rljob_api.v1alpha1.nodes import DeviceType
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 OWN_ARGUMENTS: Mapping[EngineType, Mapping[str, str]] = {
@@ -36,7 +39,6 @@ OWN_ARGUMENTS: Mapping[EngineType, Mapping[str, str]] = {
         "load_format": "remove it",
         "skip_tokenizer_init": "remove it",
         "distributed_executor_backend": "remove it",
-        "async_scheduling": "remove it",
         "logprobs_mode": "remove it",
         "disable_log_stats": "remove it",
     },
@@ -92,6 +94,17 @@ def _max_model_len(spec: RLJobSpec) -> Iterator[FieldError]:
             yield _error(f"{path}.extraArgs.max_model_len", value, problem, "remove it, or lower those")
 
 
+def _scheduling_ahead(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
+    """On CPU vLLM sets ``async_scheduling`` to false, whatever is asked for."""
+    for index, component in spec.with_role(Role.ROLLOUT):
+        engine = component.engine
+        if engine is None or engine.type is not EngineType.VLLM or not engine.extra_args.get("async_scheduling"):
+            continue
+        if any(device_type(node_group(spec, plan, process)) is DeviceType.CPU for process in plan.components[index].processes):
+            path = f"spec.components[{index}].engine.extraArgs.async_scheduling"
+            yield _error(path, True, "has no effect: on CPU devices vLLM does not schedule ahead", "remove it")
+
+
 def _engines(spec: RLJobSpec) -> Iterator[tuple[str, Engine]]:
     for index, component in spec.with_role(Role.ROLLOUT):
         if component.engine is not None:
@@ -100,3 +113,6 @@ def _engines(spec: RLJobSpec) -> Iterator[tuple[str, Engine]]:
 
 RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_own_arguments, _max_model_len)
 """Rules between fields, each independent of the others."""
+
+PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (_scheduling_ahead,)
+"""Rules that need to know where processes run."""

@@ -25,8 +25,9 @@ def engine_args(config: EngineConfig) -> EngineArgs:
     """The vLLM form of the config.
 
     ``processed_logprobs`` are those of the very distribution that tokens are sampled from. Scheduling ahead (``async_scheduling``) is off
-    because a step in flight during an update would be labeled with the new version. On CPU prompts are computed whole: vLLM 0.32 rewinds
-    the random generator of a seeded request whose prompt it has computed in part, which torch's CPU generator does not support.
+    unless it is asked for: it has run on one GPU only. An update waits for the step under way then, as for pipeline stages. On CPU prompts
+    are computed whole: vLLM 0.32 rewinds the random generator of a seeded request whose prompt it has computed in part, which torch's CPU
+    generator does not support.
     """
     on_cpu = current_platform.is_cpu()
     if on_cpu and config.release == "copy":

@@ -79,7 +79,7 @@ class VllmLoop:
         self.version = 0
         batches = self.core.engine_core.batch_queue
         self._in_flight: Collection[object] = () if batches is None else batches
-        """Batches that pipeline stages compute between two calls of :meth:`step`; empty without stages."""
+        """Batches that are computed between two calls of :meth:`step`: of pipeline stages, or scheduled ahead. Otherwise there are none."""
         if config.pipeline_parallel_size > 1 and current_platform.is_cpu():
             self.core.collective_rpc(receive_hidden_states)
         self.core.set_weight_version("0")
@@ -382,13 +382,13 @@ class VllmLoop:
             self.step()
 
     def _finish_batches(self, deadline: float) -> None:
-        """Let pipeline stages complete what they compute with the weights and the cache that a change would replace."""
+        """Let batches under way complete, which are computed with the weights and the cache that a change would replace."""
         if not self._in_flight:
             return
         self._scheduler.set_pause_state(PauseState.PAUSED_ALL)
         try:
             while self._in_flight:
-                _raise_if_past(deadline, "change, which waited for batches of the pipeline stages,")
+                _raise_if_past(deadline, "change, which waited for batches under way,")
                 self.step()
         finally:
             self._scheduler.set_pause_state(PauseState.UNPAUSED)
