@@ -183,10 +183,10 @@ def uneven_gradients(worker: PolicyWorker, vocab: int) -> dict[str, np.ndarray]:
     return arrays
 
 
-def run_layout(rank: int, port: int, base: Path, name: str, vocab: int, dp: int, tp: int, cp: int) -> None:
+def run_layout(rank: int, port: int, base: Path, name: str, vocab: int, dp: int, tp: int, cp: int, **changes: object) -> None:
     """What one rank does in one layout; rank 0 leaves the results."""
     out = base / name / label(dp, tp, cp)
-    worker = PolicyWorker(settings(base / name / "model", tp, context_parallel_size=cp), rank, dp * tp * cp)
+    worker = PolicyWorker(settings(base / name / "model", tp, context_parallel_size=cp, **changes), rank, dp * tp * cp)
     worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
     check_deadlines(worker)
     dp_rank = rank // (tp * cp)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoConfig, PretrainedConfig
@@ -15,7 +16,18 @@ pytestmark = pytest.mark.slow
 
 SIZES = layouts.SMALL | {"vocab_size": 62, "head_dim": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 NAMES = tuple(sorted(set(TENSOR_PARALLEL_MODELS) - layouts.MODELS.keys()))
-MODELS: dict[str, PretrainedConfig] = {name: AutoConfig.for_model(name, **SIZES) for name in NAMES}
+OWN: dict[str, dict[str, Any]] = {
+    "cohere": {"use_qk_norm": True, "logit_scale": 0.5},  # norms with a weight for each head; attention and MLP of one norm
+    "cohere2": {"logit_scale": 2.0, "sliding_window": 6},
+    "gemma2": {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0},
+    "granite": {"logits_scaling": 2.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "attention_multiplier": 0.3},
+    "hyperclovax": {"logits_scaling": 2.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "use_post_norm": True},
+    "vaultgemma": {"final_logit_softcapping": 3.0, "attn_logit_softcapping": None},
+}
+"""Settings of a class that its defaults leave out of the computation."""
+ATTENTION = {"gemma2": "eager"}
+"""What computes attention, where it is not ``sdpa``."""
+MODELS: dict[str, PretrainedConfig] = {name: AutoConfig.for_model(name, **SIZES | OWN.get(name, {})) for name in NAMES}
 LAYOUTS = {name: [(1, 1, 1), (1, 2, 1)] for name in NAMES}
 
 
@@ -44,7 +56,9 @@ def main(rank: int, ports: list[int], base: Path) -> None:
         for dp, tp, cp in LAYOUTS[name]:
             port = ports.pop()
             if rank < dp * tp * cp:
-                layouts.run_layout(rank, port, base, name, MODELS[name].vocab_size, dp, tp, cp)
+                layouts.run_layout(
+                    rank, port, base, name, MODELS[name].vocab_size, dp, tp, cp, attn_implementation=ATTENTION.get(name, "sdpa")
+                )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
-from rljob_api.rules.model import LOGIT_CHANGES, MIXTURE_MODELS
+from rljob_api.logits import ATTENTION_CAP, LogitForm, logit_form
+from rljob_api.rules.model import MIXTURE_MODELS
 from rljob_runtime.errors import ModelError
 from rljob_runtime.training.attention import PACKED, Packing
 from rljob_runtime.training.balance import balance_coefficient, routing_sums
@@ -269,11 +270,13 @@ def token_logprobs(
         weight, layout = weight.to_local(), layout_of(self)
         part = VocabularyPart(first=layout.tp_rank * weight.shape[0], group=layout.tp_group)
     possible = None if possible_ids is None or possible_rows is None else PossibleTokens(token_ids=possible_ids, rows=possible_rows)
+    form = form_of_logits(self)
     logprobs = selected_logprobs(
         chosen,
         weight,
         targets,
-        temperature=temperature,
+        temperature=temperature / form.scale,
+        softcap=form.softcap,
         chunk_tokens=chunk_tokens,
         part=part,
         with_entropy=with_entropy,
@@ -335,6 +338,22 @@ def _pass(
     return chosen, routing_sums(output.router_logits, positions, top_k, None if replay is None else replay.by_router())
 
 
+def form_of_logits(model: PreTrainedModel) -> LogitForm:
+    """What the model does to its logits after the head.
+
+    Raises:
+        ModelError: it is not known.
+    """
+    config = model.config.get_text_config()
+    form = logit_form(config.model_type, lambda key: getattr(config, key, None))
+    if isinstance(form, str):
+        raise ModelError(
+            f"model type {config.model_type} with {form} {getattr(config, form)}: what it does to logits after the head is not known; "
+            "use another model"
+        )
+    return form
+
+
 def _refuse_unsupported(model: PreTrainedModel, folder: Path) -> None:
     """Refuse models for which log-probs or weight names would be silently wrong.
 
@@ -345,10 +364,10 @@ def _refuse_unsupported(model: PreTrainedModel, folder: Path) -> None:
     if not isinstance(head, nn.Linear) or head.bias is not None:
         raise ModelError(f"model in {folder} has the head {head}; only a linear head without bias is supported")
     text_config = model.config.get_text_config()
-    for key in LOGIT_CHANGES:
-        value = getattr(text_config, key, None)
-        if value not in (None, 1, 1.0):
-            raise ModelError(f"model in {folder} has {key}={value}; models that change logits after the head are not supported")
+    form_of_logits(model)
+    cap, attention = getattr(text_config, ATTENTION_CAP, None), text_config._attn_implementation
+    if cap is not None and attention == "sdpa":
+        raise ModelError(f"model in {folder} has {ATTENTION_CAP} {cap}, which sdpa does not compute; set model.attention to eager")
     conversions = get_model_conversion_mapping(model, add_legacy=False)
     if conversions and text_config.model_type not in MIXTURE_MODELS:
         raise ModelError(
