@@ -95,6 +95,12 @@ RESUMED = [("2x1", 1, 2), ("2x2", 2, 1), ("1x2", 1, 1), ("2x1x2", 1, 2)]
 """Whose checkpoint is loaded, and at which dp and tp."""
 
 
+SEQUENCE = " sequence"
+"""What folders of results are called after where tensor-parallel ranks divide tokens too."""
+
+DIVIDED_TOKENS = [("qwen2", 2, 2, 1), ("qwen3", 1, 2, 2), ("llama", 1, 2, 1)]
+"""Models and layouts that are computed in this way as well."""
+
 NUM_PORTS = 60
 CLIP = 0.05
 
@@ -185,7 +191,7 @@ def uneven_gradients(worker: PolicyWorker, vocab: int) -> dict[str, np.ndarray]:
 
 def run_layout(rank: int, port: int, base: Path, name: str, vocab: int, dp: int, tp: int, cp: int, **changes: object) -> None:
     """What one rank does in one layout; rank 0 leaves the results."""
-    out = base / name / label(dp, tp, cp)
+    out = base / name / (label(dp, tp, cp) + (SEQUENCE if changes.get("sequence_parallel") else ""))
     worker = PolicyWorker(settings(base / name / "model", tp, context_parallel_size=cp, **changes), rank, dp * tp * cp)
     worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
     check_deadlines(worker)
@@ -215,6 +221,16 @@ def run_layout(rank: int, port: int, base: Path, name: str, vocab: int, dp: int,
     worker.shutdown()
     if rank == 0:
         write(out, "result", arrays)
+
+
+def run_divided_tokens(rank: int, ports: list[int], base: Path) -> None:
+    """Layouts of sequence parallelism, one of them with recomputed layers."""
+    for name, dp, tp, cp in DIVIDED_TOKENS:
+        model_module.ONE_UNIT_BYTES = 0 if name == "qwen3" else 32 * 2**20
+        port = ports.pop()
+        if rank < dp * tp * cp:
+            recomputed = {"activation_checkpointing": name == "qwen3"}
+            run_layout(rank, port, base, name, MODELS[name].vocab_size, dp, tp, cp, sequence_parallel=True, **recomputed)
 
 
 def run_resumed(rank: int, port: int, base: Path, saved: str, dp: int, tp: int) -> None:
@@ -325,11 +341,13 @@ def make_folders(folder: Path, models: Mapping[str, PretrainedConfig], layouts: 
     for name, config in models.items():
         make_model(folder / name / "model", config)
         for layout in layouts[name]:
-            (folder / name / label(*layout)).mkdir()
+            for ending in ("", SEQUENCE):
+                (folder / name / (label(*layout) + ending)).mkdir()
     return folder
 
 
 OTHERS = [(name, label(*layout)) for name, layouts in LAYOUTS.items() for layout in layouts[1:]]
+OTHERS += [(name, label(dp, tp, cp) + SEQUENCE) for name, dp, tp, cp in DIVIDED_TOKENS]
 IDS = [f"{name} {layout}" for name, layout in OTHERS]
 
 
@@ -377,10 +395,11 @@ def test_one_rank_equals_transformers(base: Path) -> None:
     check_one_rank(base, MODELS)
 
 
-def check_one_rank(base: Path, models: Mapping[str, PretrainedConfig]) -> None:
-    """Its log-probs are those of transformers."""
+def check_one_rank(base: Path, models: Mapping[str, PretrainedConfig], attention: Mapping[str, str] | None = None) -> None:
+    """Its log-probs are those of transformers, with ``attention`` of each model where that is not ``sdpa``."""
     for name, config in models.items():
-        plain = AutoModelForCausalLM.from_pretrained(base / name / "model", dtype=torch.float32)
+        computed_by = (attention or {}).get(name, "sdpa")
+        plain = AutoModelForCausalLM.from_pretrained(base / name / "model", dtype=torch.float32, attn_implementation=computed_by)
         batch, got, begin = random_batch(config.vocab_size), read(base / name / "1x1", "result", "logprobs")[""], 0
         for length in batch.lengths.tolist():
             tokens = torch.from_numpy(batch.token_ids[begin : begin + length]).long()
@@ -495,6 +514,7 @@ def main(rank: int, ports: list[int], base: Path) -> None:
             port = ports.pop()
             if rank < dp * tp * cp:
                 run_layout(rank, port, base, name, MODELS[name].vocab_size, dp, tp, cp)
+    run_divided_tokens(rank, ports, base)
     for saved, dp, tp in RESUMED:
         port = ports.pop()
         if rank < dp * tp:

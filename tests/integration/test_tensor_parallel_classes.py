@@ -21,7 +21,7 @@ OWN: dict[str, dict[str, Any]] = {
     "cohere2": {"logit_scale": 2.0, "sliding_window": 6},
     "gemma2": {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0},
     "granite": {"logits_scaling": 2.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "attention_multiplier": 0.3},
-    "hyperclovax": {"logits_scaling": 2.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "use_post_norm": True},
+    "hyperclovax": {"logits_scaling": 0.5, "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "use_post_norm": True},
     "vaultgemma": {"final_logit_softcapping": 3.0, "attn_logit_softcapping": None},
 }
 """Settings of a class that its defaults leave out of the computation."""
@@ -39,27 +39,28 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("layout", ["1x2", "1x2" + layouts.SEQUENCE])
 @pytest.mark.parametrize("name", NAMES)
-def test_two_ranks_equal_one(base: Path, name: str) -> None:
-    layouts.check_gradients(base, name, "1x2", of_their_norm=True)
-    layouts.check_step(base, name, "1x2")
-    layouts.check_weights(base, name, "1x2")
+def test_two_ranks_equal_one(base: Path, name: str, layout: str) -> None:
+    layouts.check_gradients(base, name, layout, of_their_norm=True)
+    layouts.check_step(base, name, layout)
+    layouts.check_weights(base, name, layout)
 
 
 def test_one_rank_equals_transformers(base: Path) -> None:
-    layouts.check_one_rank(base, MODELS)
+    layouts.check_one_rank(base, MODELS, ATTENTION)
 
 
 def main(rank: int, ports: list[int], base: Path) -> None:
     """All classes in turn, as far as they need this rank."""
     for name in NAMES:
-        for dp, tp, cp in LAYOUTS[name]:
+        attention = ATTENTION.get(name, "sdpa")
+        for tp, divided in ((1, False), (2, False), (2, True)):
             port = ports.pop()
-            if rank < dp * tp * cp:
-                layouts.run_layout(
-                    rank, port, base, name, MODELS[name].vocab_size, dp, tp, cp, attn_implementation=ATTENTION.get(name, "sdpa")
-                )
+            if rank < tp:
+                settings: dict[str, Any] = {"attn_implementation": attention, "sequence_parallel": divided}
+                layouts.run_layout(rank, port, base, name, MODELS[name].vocab_size, 1, tp, 1, **settings)
 
 
 if __name__ == "__main__":
-    fork_ranks(2, 2 * len(NAMES), main)
+    fork_ranks(2, 3 * len(NAMES), main)

@@ -48,6 +48,8 @@ class PolicyNeeds:
     """Processes of the component."""
     tensor_parallel_size: int
     """Processes that divide each layer."""
+    divides_tokens: bool = False
+    """Whether these divide the tokens between attention and MLP (``training.sequenceParallel``)."""
     context_parallel_size: int = 1
     """Groups of these that divide each sequence."""
     expert_parallel_size: int = 1
@@ -71,6 +73,11 @@ class PolicyNeeds:
     def tensor(self) -> int:
         """Tensor parallel size."""
         return min(self.tensor_parallel_size, self.world_size)
+
+    @property
+    def token_parts(self) -> int:
+        """Processes that divide the tokens between attention and MLP."""
+        return self.tensor if self.divides_tokens else 1
 
     @property
     def parameters(self) -> int:
@@ -361,8 +368,9 @@ class PolicyNeeds:
             return ()
         layer, layers = self._layer_bytes_per_token(decoder), decoder.num_layers - fewer_layers
         if self.spec.training.activation_checkpointing:
-            kept = layers * decoder.hidden_size * number + layer
-            text, remedy = f"({layers} layers x {decoder.hidden_size} x {number} + {layer:,}) B", self.less_work
+            parts, state = self.token_parts, decoder.hidden_size * number  # the first layer cuts its input, and keeps it whole
+            kept = state + (layers - 1) * ceil_div(state, parts) + layer if layers else layer
+            text, remedy = f"({layers} layers x {decoder.hidden_size} x {number}{self._over(parts)} + {layer:,}) B", self.less_work
         else:
             kept, text = layers * layer, f"{layers} layers x {layer:,} B"
             remedy = f"training.activationCheckpointing: true, {self.less_work}"
@@ -422,6 +430,7 @@ class PolicyNeeds:
             number=self.compute_bytes,
             trains_norms=self.trains_norms,
             tensor=self.tensor,
+            token_parts=self.token_parts,
             context=self.context,
             compiled=compiles_layers(
                 self.spec.training.layer_compilation,

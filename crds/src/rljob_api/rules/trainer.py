@@ -135,6 +135,13 @@ def _expert_parallel(spec: RLJobSpec) -> Iterator[FieldError]:
         yield _error(EXPERT_PARALLEL_PATH, experts, problem, "write 1 for one of the two; contextParallelSize can be set with it")
 
 
+def _sequence_parallel(spec: RLJobSpec) -> Iterator[FieldError]:
+    """Tokens are divided over the devices that divide layers."""
+    if spec.training.sequence_parallel and spec.training.tensor_parallel_size == 1:
+        problem = "is set with training.tensorParallelSize 1, so there are no devices to divide tokens over"
+        yield _error("spec.training.sequenceParallel", True, problem, "remove it, or set tensorParallelSize above 1")
+
+
 def _context_parallel(spec: RLJobSpec) -> Iterator[FieldError]:
     """Sequences are divided where the trainer computes packed rows (``rljob_runtime.training.attention``)."""
     size, attention = spec.training.context_parallel_size, spec.model.attention
@@ -174,6 +181,7 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _schedule,
     _critic_schedule,
     _critic_warmup,
+    _sequence_parallel,
     _context_parallel,
     _expert_parallel,
 )

@@ -151,6 +151,10 @@ class RLJobSpec(SpecModel):
             return self.training.tensor_parallel_size
         return component.tensor_parallel_size or 1
 
+    def sequence_parallel(self, component: Component) -> bool:
+        """Whether the processes of a component that share each layer divide the tokens between attention and MLP."""
+        return component.role is Role.TRAINER and self.training.sequence_parallel
+
     def context_parallel_size(self, component: Component) -> int:
         """Tensor-parallel groups of a component that share each sequence."""
         return self.training.context_parallel_size if component.role is Role.TRAINER else 1

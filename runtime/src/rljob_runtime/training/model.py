@@ -156,7 +156,7 @@ def shard_model(model: PreTrainedModel, config: PolicyConfig, layout: Layout, de
     low_precision = config.dtype != "float32" and config.trainable and config.lora is None
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if low_precision else MixedPrecisionPolicy()
     layers = decoder_layers(model)
-    apply_tensor_parallel(model, layers, layout)
+    apply_tensor_parallel(model, layers, layout, divides_tokens=config.sequence_parallel)
     experts = apply_expert_parallel(model, layers, layout)
     if compiles_layers(model, config, device):
         compile_layers(layers)

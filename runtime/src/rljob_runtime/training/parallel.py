@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 
 from rljob_runtime.errors import ModelError
 from rljob_runtime.training.lora import LoraLinear
+from rljob_runtime.training.sequence_parallel import DividedTokens
 from rljob_runtime.training.tensor_layers import (
     Regrouping,
     column_forward,
@@ -209,7 +210,7 @@ def divided_dimension(tensor: torch.Tensor) -> int | None:
     return None
 
 
-def apply_tensor_parallel(model: PreTrainedModel, layers: list[nn.Module], layout: Layout) -> None:
+def apply_tensor_parallel(model: PreTrainedModel, layers: list[nn.Module], layout: Layout, *, divides_tokens: bool = False) -> None:
     """Divide the model's parameters over tp in place, before FSDP; nothing to do with one tp rank.
 
     Embedding and head stay whole on each tp rank where tp does not divide the vocabulary.
@@ -218,6 +219,7 @@ def apply_tensor_parallel(model: PreTrainedModel, layers: list[nn.Module], layou
         model: whole, on any device, with adapters if there are any.
         layers: its decoder layers.
         layout: of the ranks.
+        divides_tokens: whether hidden states between attention and MLP are divided by tokens (:mod:`.sequence_parallel`).
 
     Raises:
         ModelError: the model has no plan, or tp does not divide its heads or channels.
@@ -226,12 +228,20 @@ def apply_tensor_parallel(model: PreTrainedModel, layers: list[nn.Module], layou
         return
     check_plan(model, layout.tp_size)
     config, styles_of = model.config.get_text_config(), [layer_styles(model, layer) for layer in layers]
+    tokens = DividedTokens(layout.tp_group) if divides_tokens else None
     for layer, styles in zip(layers, styles_of, strict=True):
         for name, module in list(layer.named_modules()):
             if name in styles:
                 _divide_module(module, styles[name], layout, fused_sizes(config, name, module))
             if any(styles.get(f"{name}.{child}") is Style.COLUMN for child, _ in module.named_children()):
                 _divide_block(module, layout)
+        for module in layer.modules():
+            module.tp_tokens = tokens
+            if divides_tokens:
+                whole = (name for name, p in module.named_parameters(recurse=False) if not isinstance(p, DTensor))
+                module.tp_partial = tuple(whole)
+    if tokens is not None:
+        tokens.attach(layers[0], layers[-1])
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if embedding.num_embeddings % layout.tp_size == 0:
         tied = head is not None and head.weight is embedding.weight  # a critic has none
@@ -245,7 +255,7 @@ def apply_tensor_parallel(model: PreTrainedModel, layers: list[nn.Module], layou
 
 
 def sum_partial_gradients(model: nn.Module) -> None:
-    """Complete the gradients of whole parameters that saw only their tp rank's heads or channels, with one sum over tp.
+    """Complete the gradients of whole parameters that saw only their tp rank's heads, channels, or tokens, with one sum over tp.
 
     To be called once between the last backward of an update and the first use of ``.grad``; all ranks must call it.
     """

@@ -76,8 +76,9 @@ def column_forward(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
 
 
 def row_forward(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    """All output channels from this rank's input channels and the other ranks' sums."""
-    result = sum_over(_product(self, x, None), self.tp_group)
+    """All output channels from this rank's input channels and the other ranks' sums; with sequence parallelism of its tokens alone."""
+    product = _product(self, x, None)
+    result = sum_over(product, self.tp_group) if self.tp_tokens is None else self.tp_tokens.sum_and_cut(product)
     return result if self.bias is None else result + self.bias
 
 
@@ -103,11 +104,17 @@ def head_norm_forward(self: Any, x: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def copy_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Pass hidden states on; their gradient is summed over tp. One sum for all the column layers of an attention or MLP."""
-    if args:
-        return (_Copy.apply(args[0], module.tp_group), *args[1:]), kwargs  # type: ignore[no-untyped-call]
-    return args, kwargs | {"hidden_states": _Copy.apply(kwargs["hidden_states"], module.tp_group)}  # type: ignore[no-untyped-call]
+def copy_input(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Hook: pass hidden states on; their gradient is summed over tp. One sum for all the column layers of an attention or MLP.
+
+    With sequence parallelism they come as this rank's tokens and are gathered.
+    """
+    whole = args[0] if args else kwargs["hidden_states"]
+    if module.tp_tokens is not None:
+        whole = module.tp_tokens.gather(whole)
+    else:
+        whole = _Copy.apply(whole, module.tp_group)  # type: ignore[no-untyped-call]
+    return ((whole, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": whole})
 
 
 class _Copy(torch.autograd.Function):
