@@ -44,6 +44,7 @@ from rljob_runtime.training.parallel import apply_tensor_parallel
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.value_step import ValueMeter, accumulate_value_gradients, prepare_values
 from rljob_runtime.training.worker import PolicyWorker
+from rljob_runtime.weightsync.checkpoint_names import checkpoint_parts
 from tests.integration.rank_processes import (
     DEADLINE_S,
     check_deadlines,
@@ -420,10 +421,12 @@ def check_weights(base: Path, name: str, layout: str) -> None:
     folder = base / name / layout
     weights, packed = read(folder, "result", "weight/"), read(folder, "result", "packed/")
     exported = AutoModelForCausalLM.from_pretrained(folder / "export", dtype=torch.float32)
-    assert weights.keys() == packed.keys() == {name for name, _ in exported.named_parameters()}
-    for key, parameter in exported.named_parameters():
-        assert np.array_equal(packed[key], weights[key]), key
-        assert np.array_equal(parameter.detach().numpy(), weights[key]), key
+    parts, parameters = checkpoint_parts(exported), dict(exported.named_parameters())
+    assert packed.keys() == parts.keys()
+    assert weights.keys() == parameters.keys()
+    for name_of_file, part in parts.items():
+        assert np.array_equal(packed[name_of_file], weights[part.parameter]), name_of_file
+        assert np.array_equal(parameters[part.parameter].detach().numpy(), weights[part.parameter]), name_of_file
 
 
 @pytest.mark.parametrize(("saved", "dp", "tp"), RESUMED)

@@ -22,18 +22,32 @@ ConfigReader = Callable[[Model | ServedModel], Config | None]
 """Finds a model's config.json; None where it is not at hand."""
 
 TENSOR_PARALLEL_MODELS = (
-    *("apertus", "arcee", "cohere", "cohere2", "cwm", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "granite"),
-    *("helium", "hyperclovax", "jais2", "llama", "ministral", "ministral3", "mistral", "olmo", "olmo2", "olmo3", "phi3", "qwen2", "qwen3"),
+    *("apertus", "arcee", "cohere", "cohere2", "cwm", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4"),
+    *(
+        "gpt_neox",
+        "granite",
+        "helium",
+        "hyperclovax",
+        "jais2",
+        "llama",
+        "ministral",
+        "ministral3",
+        "mistral",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "phi3",
+        "qwen2",
+        "qwen3",
+    ),
     *("seed_oss", "smollm3", "starcoder2", "vaultgemma"),
 )
 """``model_type`` of the dense models whose layers the trainer can divide, by their plans in transformers."""
 UNDIVIDED_MODELS = {
     "gemma3n_text": "its layers mix several hidden states (AltUp) with low-rank layers that its plan leaves whole",
     "gemma4_text": "the heads of its layers have different sizes and numbers",
-    "gpt_neox": "its checkpoints have the head under another name than the model",
     "granite_swa": "its attention sinks are parameters of the attention itself",
     "hrm_text": "its layers belong to two modules that are computed in turns",
-    "llama4": "it is a mixture of experts",
     "minicpm3": "its latent attention has projections that its plan leaves whole",
     "olmo_hybrid": "its layers of linear attention have convolutions and states that its plan leaves whole",
     "phi": "its head has a bias",

@@ -24,6 +24,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
 
 from rljob_api.logits import ATTENTION_CAP, LogitForm, logit_form
 from rljob_api.rules.model import MIXTURE_MODELS
@@ -369,8 +370,9 @@ def _refuse_unsupported(model: PreTrainedModel, folder: Path) -> None:
     if cap is not None and attention == "sdpa":
         raise ModelError(f"model in {folder} has {ATTENTION_CAP} {cap}, which sdpa does not compute; set model.attention to eager")
     conversions = get_model_conversion_mapping(model, add_legacy=False)
-    if conversions and text_config.model_type not in MIXTURE_MODELS:
+    renames_alone = all(isinstance(conversion, WeightRenaming) for conversion in conversions)
+    if not renames_alone and text_config.model_type not in MIXTURE_MODELS:
         raise ModelError(
-            f"model in {folder} ({model.config.model_type}) stores weights under other names than it computes with "
+            f"model in {folder} ({model.config.model_type}) stores other tensors than it computes with "
             f"({len(conversions)} conversions); of models that do, {', '.join(MIXTURE_MODELS)} are supported"
         )
