@@ -15,11 +15,16 @@ DENSE = {"model_type": "qwen3", "num_attention_heads": 16, "num_key_value_heads"
 
 
 def problems(
-    config: dict[str, Any] | None, lora: dict[str, Any] | None = None, own: dict[str, Any] | None = None, trusted: bool = False, **spec: Any
+    config: dict[str, Any] | None,
+    lora: dict[str, Any] | None = None,
+    own: dict[str, Any] | None = None,
+    trusted: bool = False,
+    attention: str = "sdpa",
+    **spec: Any,
 ) -> list[str]:
     """``config`` of spec.model, ``own`` of models that components have."""
     document = job(Path("team/model"), steps=1, **spec)
-    document["spec"]["model"]["trustRemoteCode"] = trusted
+    document["spec"]["model"] |= {"trustRemoteCode": trusted, "attention": attention}
     if lora is not None:
         document["spec"]["model"]["lora"] = lora
     try:
@@ -81,7 +86,7 @@ def test_models_whose_logits_are_scaled_or_capped_pass_and_scores_are_capped_by_
     capped = {"model_type": "gemma2", "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}
     (refused,) = problems(capped)
     assert refused == 'spec.model.attention: "sdpa": config.json has attn_logit_softcapping 50.0, which sdpa does not compute; write eager'
-    assert problems(capped, model={"path": "team/model", "attention": "eager"}) == []
+    assert problems(capped, attention="eager") == []
 
 
 def test_a_plan_is_made_all_the_same_and_says_what_a_run_would_refuse() -> None:
@@ -99,6 +104,15 @@ def test_tensor_parallelism_of_the_trainer_needs_a_known_class_and_divided_sizes
     (odd,) = problems(DENSE | {"num_key_value_heads": 5}, **parallel)
     assert odd == "spec.training.tensorParallelSize: 2: does not divide num_key_value_heads 5 of config.json; use 1 or 5"
     assert problems(DENSE | {"model_type": "other", "num_key_value_heads": 5}, **four_devices()) == []
+
+
+def test_sequence_parallelism_needs_devices_that_divide_layers() -> None:
+    assert problems(DENSE, **four_devices(training={"steps": 1, "tensorParallelSize": 2, "sequenceParallel": True})) == []
+    (alone,) = problems(DENSE, **four_devices(training={"steps": 1, "sequenceParallel": True}))
+    assert alone == (
+        "spec.training.sequenceParallel: true: is set with training.tensorParallelSize 1, so there are no devices to divide tokens over; "
+        "remove it, or set tensorParallelSize above 1"
+    )
 
 
 def test_sequences_are_divided_by_heads_where_every_layer_attends_to_all() -> None:

@@ -23,24 +23,8 @@ ConfigReader = Callable[[Model | ServedModel], Config | None]
 
 TENSOR_PARALLEL_MODELS = (
     *("apertus", "arcee", "cohere", "cohere2", "cwm", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4"),
-    *(
-        "gpt_neox",
-        "granite",
-        "helium",
-        "hyperclovax",
-        "jais2",
-        "llama",
-        "ministral",
-        "ministral3",
-        "mistral",
-        "olmo",
-        "olmo2",
-        "olmo3",
-        "phi3",
-        "qwen2",
-        "qwen3",
-    ),
-    *("seed_oss", "smollm3", "starcoder2", "vaultgemma"),
+    *("gpt_neox", "granite", "helium", "hyperclovax", "jais2", "llama", "ministral", "ministral3", "mistral", "olmo", "olmo2"),
+    *("olmo3", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2", "vaultgemma"),
 )
 """``model_type`` of the dense models whose layers the trainer can divide, by their plans in transformers."""
 UNDIVIDED_MODELS = {

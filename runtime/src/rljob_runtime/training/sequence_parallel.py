@@ -122,11 +122,11 @@ def _own(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 def _summed_own(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     parts = _by_rank(whole, group).contiguous()
     own = parts.new_empty(parts.shape[1:])
-    dist.reduce_scatter_tensor(own.view(-1), parts.view(-1), group=group)
+    dist.reduce_scatter_single(own.view(-1), parts.view(-1), group=group)
     return own
 
 
 def _gathered(own: torch.Tensor, width: int, group: dist.ProcessGroup) -> torch.Tensor:
     parts = own.new_empty(group.size(), *own.shape)
-    dist.all_gather_into_tensor(parts.view(-1), own.contiguous().view(-1), group=group)
+    dist.all_gather_single(parts.view(-1), own.contiguous().view(-1), group=group)
     return parts.transpose(0, 1).flatten(1, 2)[:, :width]  # a view where there is one row
