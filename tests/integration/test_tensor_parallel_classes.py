@@ -15,7 +15,16 @@ from rljob_runtime.training.config import LoraConfig
 from rljob_runtime.training.tensor_plan import IN_LAYERS
 from rljob_runtime.training.worker import PolicyWorker
 from tests.integration import test_tensor_parallel as layouts
-from tests.integration.rank_processes import fork_ranks, read, run_script
+from tests.integration.rank_processes import (
+    DEADLINE_S,
+    fork_ranks,
+    largest_difference,
+    packed_weights,
+    random_batch,
+    read,
+    run_script,
+    write,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -60,9 +69,9 @@ def test_adapters_of_two_ranks_equal_those_of_one(base: Path, name: str) -> None
     gradients = {key: array for key, array in one.items() if key.startswith("grad/")}
     norm = np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in gradients.values()))
     assert min(float(np.abs(array).max()) for array in gradients.values()) > 1e-5 * norm
-    assert layouts.largest_difference(gradients, {key: two[key] for key in gradients}) < 1e-6 * norm
+    assert largest_difference(gradients, {key: two[key] for key in gradients}) < 1e-6 * norm
     packed = {key: array for key, array in one.items() if key.startswith("packed/")}
-    assert layouts.largest_difference(packed, {key: two[key] for key in packed}) < 1e-6
+    assert largest_difference(packed, {key: two[key] for key in packed}) < 1e-6
 
 
 def test_every_dense_class_with_a_plan_is_divided_or_says_why_not() -> None:
@@ -109,13 +118,13 @@ def run_adapters(rank: int, port: int, base: Path, name: str, tp: int) -> None:
     vocab, lora = MODELS[name].vocab_size, LoraConfig(rank=3, alpha=6.0)
     config = layouts.settings(base / name / "model", tp, sequence_parallel=tp > 1, lora=lora)
     worker = PolicyWorker(config, rank, tp)
-    worker.setup("127.0.0.1", port, timeout_s=layouts.DEADLINE_S)
-    worker.train_step([layouts.random_batch(vocab)], step=0)
+    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    worker.train_step([random_batch(vocab)], step=0)
     arrays = {key: array for key, array in layouts.gradients_and_norms(worker, 1, 0, vocab).items() if key.startswith("grad/")}
-    arrays |= {f"packed/{key}": array for key, array in layouts.packed_weights(worker).items()}
+    arrays |= {f"packed/{key}": array for key, array in packed_weights(worker).items()}
     worker.shutdown()
     if rank == 0:
-        layouts.write(base / name, f"adapters {tp}", arrays)
+        write(base / name, f"adapters {tp}", arrays)
 
 
 if __name__ == "__main__":

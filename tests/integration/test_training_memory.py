@@ -113,9 +113,10 @@ def test_activations_of_divided_layers_are_what_autograd_keeps(kind: str, divide
 
     decoder, tree = memory.shape_from_config(config).decoder, TreeSizes(prompt_tokens=1, response_tokens=TOKENS - 1, samples=1)
     assert decoder is not None
-    sizes = {"number": 4, "trains_norms": True, "tensor": 2, "token_parts": 2 if divides_tokens else 1}
+    parts = 2 if divides_tokens else 1
+    thought = TOKENS * layer_bytes_per_token(decoder, tree, Attending.DIRECT, number=4, trains_norms=True, tensor=2, token_parts=parts)
     really = (per_layer(4) - per_layer(2)) // 2
-    assert really <= TOKENS * layer_bytes_per_token(decoder, tree, Attending.DIRECT, **sizes) <= 1.02 * really
+    assert really <= thought <= 1.02 * really
 
 
 def saved_bytes(model: PreTrainedModel, input_ids: torch.Tensor, **others: Any) -> int:

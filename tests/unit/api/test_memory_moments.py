@@ -16,8 +16,6 @@ from tests.unit.api.model_configs import QWEN25_7B
 
 PARAMETERS, HEAD, LAYER = 7_615_616_512, 152_064 * 3584, 233_057_792
 ROOT = 2 * HEAD + 3584
-DECODER = memory.shape_from_config(QWEN25_7B).decoder
-assert DECODER is not None
 HIDDEN, QUERY, KV, INNER, LAYERS = 3584, 3584, 512, 18_944, 28
 
 
@@ -59,9 +57,10 @@ def test_when_layers_are_large_the_fullest_moment_is_where_the_one_before_is_red
 def test_sequence_parallelism_divides_the_inputs_of_recomputed_layers_but_of_the_first() -> None:
     settings = {"tensorParallelSize": 2, "activationCheckpointing": True, "microBatchTokens": 2048}
     whole, divided = (train_terms(2, **settings, sequenceParallel=on)["activations"] for on in (False, True))
-    tree = TreeSizes(prompt_tokens=256, response_tokens=256, samples=2)
+    decoder, tree = memory.shape_from_config(QWEN25_7B).decoder, TreeSizes(prompt_tokens=256, response_tokens=256, samples=2)
+    assert decoder is not None
     layer = [
-        layer_bytes_per_token(DECODER, tree, cpu_attending(DECODER, tree), number=4, trains_norms=True, tensor=2, token_parts=parts)
+        layer_bytes_per_token(decoder, tree, cpu_attending(decoder, tree), number=4, trains_norms=True, tensor=2, token_parts=parts)
         for parts in (1, 2)
     ]
     assert whole == 2048 * ((LAYERS - 1) * HIDDEN * 4 + layer[0])  # the last layer is done

@@ -235,11 +235,7 @@ def apply_tensor_parallel(model: PreTrainedModel, layers: list[nn.Module], layou
                 _divide_module(module, styles[name], layout, fused_sizes(config, name, module))
             if any(styles.get(f"{name}.{child}") is Style.COLUMN for child, _ in module.named_children()):
                 _divide_block(module, layout)
-        for module in layer.modules():
-            module.tp_tokens = tokens
-            if divides_tokens:
-                whole = (name for name, p in module.named_parameters(recurse=False) if not isinstance(p, DTensor))
-                module.tp_partial = tuple(whole)
+        _divide_tokens(layer, tokens)
     if tokens is not None:
         tokens.attach(layers[0], layers[-1])
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -319,6 +315,16 @@ def _divide_block(block: Any, layout: Layout) -> None:
         block.config = copy.copy(block.config)
         block.config.num_attention_heads //= layout.tp_size
         block.num_key_value_heads //= layout.tp_size
+
+
+def _divide_tokens(layer: nn.Module, tokens: DividedTokens | None) -> None:
+    """With sequence parallelism what a rank has as a whole of a layer sees its tokens alone."""
+    module: Any
+    for module in layer.modules():
+        module.tp_tokens = tokens
+        if tokens is not None:
+            whole = (name for name, p in module.named_parameters(recurse=False) if not isinstance(p, DTensor))
+            module.tp_partial = tuple(whole)
 
 
 def _divide_by_columns(module: Any, layout: Layout) -> None:

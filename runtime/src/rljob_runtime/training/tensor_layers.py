@@ -75,7 +75,7 @@ def column_forward(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     return regrouped
 
 
-def row_forward(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+def row_forward(self: Any, x: torch.Tensor) -> torch.Tensor:
     """All output channels from this rank's input channels and the other ranks' sums; with sequence parallelism of its tokens alone."""
     product = _product(self, x, None)
     result = sum_over(product, self.tp_group) if self.tp_tokens is None else self.tp_tokens.sum_and_cut(product)
