@@ -48,8 +48,8 @@ class PolicyNeeds:
     """Processes of the component."""
     tensor_parallel_size: int
     """Processes that divide each layer."""
-    divides_tokens: bool = False
-    """Whether these divide the tokens between attention and MLP (``training.sequenceParallel``)."""
+    token_parts: int = 1
+    """Processes that divide the tokens between attention and MLP (``training.sequenceParallel``)."""
     context_parallel_size: int = 1
     """Groups of these that divide each sequence."""
     expert_parallel_size: int = 1
@@ -73,11 +73,6 @@ class PolicyNeeds:
     def tensor(self) -> int:
         """Tensor parallel size."""
         return min(self.tensor_parallel_size, self.world_size)
-
-    @property
-    def token_parts(self) -> int:
-        """Processes that divide the tokens between attention and MLP."""
-        return self.tensor if self.divides_tokens else 1
 
     @property
     def parameters(self) -> int:
@@ -338,8 +333,8 @@ class PolicyNeeds:
     def _layer_gradients(self) -> tuple[Need, ...]:
         """Those that a layer's backward makes."""
         unit, number = self.trained_layer_parameters, self.gradient_bytes
-        formula = f"{show_count(unit)} x {number} B"
-        return (Need(kind=Kind.WORKSPACE, name="gradients of a layer", formula=formula, num_bytes=unit * number),)
+        text = f"{show_count(unit)} x {number} B"
+        return (Need(kind=Kind.WORKSPACE, name="gradients of a layer", formula=text, num_bytes=unit * number),)
 
     def _exchanged(self, unit: int, *, at_root: bool = False) -> tuple[Need, ...]:
         """Gradients of a unit of so many parameters as they are copied into the float32 buffer that is reduced.
@@ -368,14 +363,13 @@ class PolicyNeeds:
             return ()
         layer, layers = self._layer_bytes_per_token(decoder), decoder.num_layers - fewer_layers
         if self.spec.training.activation_checkpointing:
-            parts, state = self.token_parts, decoder.hidden_size * number  # the first layer cuts its input, and keeps it whole
-            kept = state + (layers - 1) * ceil_div(state, parts) + layer if layers else layer
-            text, remedy = f"({layers} layers x {decoder.hidden_size} x {number}{self._over(parts)} + {layer:,}) B", self.less_work
+            state, over = decoder.hidden_size * number, self._over(self.token_parts)
+            kept = state + (layers - 1) * ceil_div(state, self.token_parts) + layer  # the first layer keeps its input whole, and cuts it
+            text, remedy = f"({layers} layers x {decoder.hidden_size} x {number}{over} + {layer:,}) B", self.less_work
         else:
             kept, text = layers * layer, f"{layers} layers x {layer:,} B"
             remedy = f"training.activationCheckpointing: true, {self.less_work}"
-        remedy += self.shorter_sequences
-        formula = f"{show_count(tokens)} tokens x {text}"
+        formula, remedy = f"{show_count(tokens)} tokens x {text}", remedy + self.shorter_sequences
         return (Need(kind=Kind.WORKSPACE, name="activations", formula=formula, num_bytes=tokens * kept, remedy=remedy),)
 
     def _flowing(self) -> tuple[Need, ...]:

@@ -151,9 +151,9 @@ class RLJobSpec(SpecModel):
             return self.training.tensor_parallel_size
         return component.tensor_parallel_size or 1
 
-    def sequence_parallel(self, component: Component) -> bool:
-        """Whether the processes of a component that share each layer divide the tokens between attention and MLP."""
-        return component.role is Role.TRAINER and self.training.sequence_parallel
+    def token_parts(self, component: Component) -> int:
+        """Processes of a component that share each layer and divide its tokens between attention and MLP."""
+        return self.training.tensor_parallel_size if component.role is Role.TRAINER and self.training.sequence_parallel else 1
 
     def context_parallel_size(self, component: Component) -> int:
         """Tensor-parallel groups of a component that share each sequence."""
