@@ -7,7 +7,8 @@ Its tp ranks hold a part of each layer: heads and intermediate channels are divi
 and by columns of ``o, down``, embedding and head by rows of the vocabulary (Megatron-LM, arXiv 1909.08053). Divided parameters are
 DTensors, so that FSDP2 cuts them once more and checkpoints know the whole; the arithmetic is on plain local tensors with one sum over tp
 per attention and MLP in each direction. Everything else is on each tp rank as a whole, with equal gradients, except the few that see only
-their rank's heads: see :func:`sum_partial_gradients`.
+their rank's heads: see :func:`sum_partial_gradients`. What is divided how is said in :mod:`.tensor_plan`, computed in
+:mod:`.tensor_layers`, and with tokens divided beside layers in :mod:`.sequence_parallel`.
 """
 
 from __future__ import annotations
@@ -292,7 +293,7 @@ def _divide_module(module: Any, style: Style, layout: Layout, projections: tuple
     if style is Style.COLUMN:
         _divide_by_columns(module, layout)
         if projections is not None:
-            module.tp_regrouping = Regrouping.of(projections, layout.tp_rank, layout.tp_size, layout.tp_group)
+            module.tp_regrouping = Regrouping.of(projections, layout.tp_rank, layout.tp_size, layout.tp_group, layout.mesh.device_type)
     elif style is Style.ROW:
         _divide_by_rows(module, layout)
     elif style is Style.PARTIAL:

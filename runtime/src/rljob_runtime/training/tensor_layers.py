@@ -36,8 +36,8 @@ class Regrouping:
         gate and up, tp 2:  rank 0 has g0 g1, rank 1 has u0 u1  ->  rank 0 gets g0 u0, rank 1 gets g1 u1
     """
 
-    order: tuple[int, ...]
-    """This rank's channels in the order in which they are sent: those for rank 0 first."""
+    order: torch.Tensor
+    """This rank's channels, int64, in the order in which they are sent: those for rank 0 first."""
     sent: tuple[int, ...]
     """Number of channels for each rank."""
     received: tuple[int, ...]
@@ -45,7 +45,7 @@ class Regrouping:
     group: dist.ProcessGroup
 
     @classmethod
-    def of(cls, sizes: Sequence[int], rank: int, tp_size: int, group: dist.ProcessGroup) -> Regrouping:
+    def of(cls, sizes: Sequence[int], rank: int, tp_size: int, group: dist.ProcessGroup, device: str) -> Regrouping:
         """For projections of these numbers of output channels, each divisible by ``tp_size``.
 
         Args:
@@ -53,12 +53,13 @@ class Regrouping:
             rank: this one, in the group.
             tp_size: ranks of the group.
             group: of the ranks that have all channels together.
+            device: where the layer computes.
         """
         wanted_by = [place * tp_size // size for size in sizes for place in range(size)]
         share = len(wanted_by) // tp_size
         mine = wanted_by[rank * share : (rank + 1) * share]
         return cls(
-            order=tuple(sorted(range(share), key=mine.__getitem__)),
+            order=torch.tensor(sorted(range(share), key=mine.__getitem__), device=device),
             sent=tuple(mine.count(other) for other in range(tp_size)),
             received=tuple(wanted_by[other * share : (other + 1) * share].count(rank) for other in range(tp_size)),
             group=group,
@@ -176,7 +177,7 @@ class _Regroup(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, plan: Regrouping) -> torch.Tensor:
         ctx.plan = plan
         channels = x.reshape(-1, x.shape[-1]).t()
-        sent = channels.index_select(0, torch.tensor(plan.order, device=x.device))
+        sent = channels.index_select(0, plan.order)
         received = sent.new_empty(sum(plan.received), sent.shape[1])
         dist.all_to_all_single(received, sent, list(plan.received), list(plan.sent), group=plan.group)
         return received.t().reshape(*x.shape[:-1], -1)
@@ -188,5 +189,5 @@ class _Regroup(torch.autograd.Function):
         received = sent.new_empty(sum(plan.sent), sent.shape[1])
         dist.all_to_all_single(received, sent, list(plan.sent), list(plan.received), group=plan.group)
         channels = torch.empty_like(received)
-        channels[torch.tensor(plan.order, device=grad.device)] = received
+        channels[plan.order] = received
         return channels.t().reshape(*grad.shape[:-1], -1), None
