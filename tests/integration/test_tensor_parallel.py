@@ -44,6 +44,7 @@ from rljob_runtime.training.parallel import apply_tensor_parallel
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.value_step import ValueMeter, accumulate_value_gradients, prepare_values
 from rljob_runtime.training.worker import PolicyWorker
+from rljob_runtime.weightsync.checkpoint_names import checkpoint_parts
 from tests.integration.rank_processes import (
     DEADLINE_S,
     check_deadlines,
@@ -94,6 +95,12 @@ UNEVEN = [("qwen2", "1x1"), ("qwen2", "1x1x2"), ("qwen3", "1x1"), ("qwen3", "1x2
 RESUMED = [("2x1", 1, 2), ("2x2", 2, 1), ("1x2", 1, 1), ("2x1x2", 1, 2)]
 """Whose checkpoint is loaded, and at which dp and tp."""
 
+
+SEQUENCE = " sequence"
+"""What folders of results are called after where tensor-parallel ranks divide tokens too."""
+
+DIVIDED_TOKENS = [("qwen2", 2, 2, 1), ("qwen3", 1, 2, 2), ("llama", 1, 2, 1)]
+"""Models and layouts that are computed in this way as well."""
 
 NUM_PORTS = 60
 CLIP = 0.05
@@ -183,10 +190,10 @@ def uneven_gradients(worker: PolicyWorker, vocab: int) -> dict[str, np.ndarray]:
     return arrays
 
 
-def run_layout(rank: int, port: int, base: Path, name: str, vocab: int, dp: int, tp: int, cp: int) -> None:
+def run_layout(rank: int, port: int, base: Path, name: str, vocab: int, dp: int, tp: int, cp: int, **changes: object) -> None:
     """What one rank does in one layout; rank 0 leaves the results."""
-    out = base / name / label(dp, tp, cp)
-    worker = PolicyWorker(settings(base / name / "model", tp, context_parallel_size=cp), rank, dp * tp * cp)
+    out = base / name / (label(dp, tp, cp) + (SEQUENCE if changes.get("sequence_parallel") else ""))
+    worker = PolicyWorker(settings(base / name / "model", tp, context_parallel_size=cp, **changes), rank, dp * tp * cp)
     worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
     check_deadlines(worker)
     dp_rank = rank // (tp * cp)
@@ -215,6 +222,16 @@ def run_layout(rank: int, port: int, base: Path, name: str, vocab: int, dp: int,
     worker.shutdown()
     if rank == 0:
         write(out, "result", arrays)
+
+
+def run_divided_tokens(rank: int, ports: list[int], base: Path) -> None:
+    """Layouts of sequence parallelism, one of them with recomputed layers."""
+    for name, dp, tp, cp in DIVIDED_TOKENS:
+        model_module.ONE_UNIT_BYTES = 0 if name == "qwen3" else 32 * 2**20
+        port = ports.pop()
+        if rank < dp * tp * cp:
+            recomputed = {"activation_checkpointing": name == "qwen3"}
+            run_layout(rank, port, base, name, MODELS[name].vocab_size, dp, tp, cp, sequence_parallel=True, **recomputed)
 
 
 def run_resumed(rank: int, port: int, base: Path, saved: str, dp: int, tp: int) -> None:
@@ -326,11 +343,13 @@ def make_folders(folder: Path, models: Mapping[str, PretrainedConfig], layouts: 
     for name, config in models.items():
         make_model(folder / name / "model", config)
         for layout in layouts[name]:
-            (folder / name / label(*layout)).mkdir()
+            for ending in ("", SEQUENCE):
+                (folder / name / (label(*layout) + ending)).mkdir()
     return folder
 
 
 OTHERS = [(name, label(*layout)) for name, layouts in LAYOUTS.items() for layout in layouts[1:]]
+OTHERS += [(name, label(dp, tp, cp) + SEQUENCE) for name, dp, tp, cp in DIVIDED_TOKENS]
 IDS = [f"{name} {layout}" for name, layout in OTHERS]
 
 
@@ -378,10 +397,11 @@ def test_one_rank_equals_transformers(base: Path) -> None:
     check_one_rank(base, MODELS)
 
 
-def check_one_rank(base: Path, models: Mapping[str, PretrainedConfig]) -> None:
-    """Its log-probs are those of transformers."""
+def check_one_rank(base: Path, models: Mapping[str, PretrainedConfig], attention: Mapping[str, str] | None = None) -> None:
+    """Its log-probs are those of transformers, with ``attention`` of each model where that is not ``sdpa``."""
     for name, config in models.items():
-        plain = AutoModelForCausalLM.from_pretrained(base / name / "model", dtype=torch.float32)
+        computed_by = (attention or {}).get(name, "sdpa")
+        plain = AutoModelForCausalLM.from_pretrained(base / name / "model", dtype=torch.float32, attn_implementation=computed_by)
         batch, got, begin = random_batch(config.vocab_size), read(base / name / "1x1", "result", "logprobs")[""], 0
         for length in batch.lengths.tolist():
             tokens = torch.from_numpy(batch.token_ids[begin : begin + length]).long()
@@ -402,10 +422,12 @@ def check_weights(base: Path, name: str, layout: str) -> None:
     folder = base / name / layout
     weights, packed = read(folder, "result", "weight/"), read(folder, "result", "packed/")
     exported = AutoModelForCausalLM.from_pretrained(folder / "export", dtype=torch.float32)
-    assert weights.keys() == packed.keys() == {name for name, _ in exported.named_parameters()}
-    for key, parameter in exported.named_parameters():
-        assert np.array_equal(packed[key], weights[key]), key
-        assert np.array_equal(parameter.detach().numpy(), weights[key]), key
+    parts, parameters = checkpoint_parts(exported), dict(exported.named_parameters())
+    assert packed.keys() == parts.keys()
+    assert weights.keys() == parameters.keys()
+    for name_of_file, part in parts.items():
+        assert np.array_equal(packed[name_of_file], weights[part.parameter]), name_of_file
+        assert np.array_equal(parameters[part.parameter].detach().numpy(), weights[part.parameter]), name_of_file
 
 
 @pytest.mark.parametrize(("saved", "dp", "tp"), RESUMED)
@@ -498,6 +520,7 @@ def main(rank: int, ports: list[int], base: Path) -> None:
             port = ports.pop()
             if rank < dp * tp * cp:
                 run_layout(rank, port, base, name, MODELS[name].vocab_size, dp, tp, cp)
+    run_divided_tokens(rank, ports, base)
     for saved, dp, tp in RESUMED:
         port = ports.pop()
         if rank < dp * tp:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rljob_api import memory, planner
@@ -32,7 +34,7 @@ from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.microbatch import make_micro_batches
 from rljob_runtime.training.packing import TreePart
-from rljob_runtime.training.parallel import local_tensor
+from rljob_runtime.training.parallel import Layout, apply_tensor_parallel, local_tensor, make_layout
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.worker import PolicyWorker
 from tests.integration.test_trainer import make_batch
@@ -91,9 +93,35 @@ def test_parameters_are_those_of_the_real_model(name: str) -> None:
     assert memory.shape_from_config(json.loads(model.config.to_json_string(use_diff=False))) == shape
 
 
+@pytest.fixture
+def one_of_two_ranks() -> Iterator[Layout]:
+    """The layout of a tensor-parallel rank whose collectives exchange nothing: shapes are all that counts."""
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield make_layout(torch.device("cpu"), tensor_parallel_size=2)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("divides_tokens", [False, True], ids=["layers", "tokens too"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_activations_of_divided_layers_are_what_autograd_keeps(kind: str, divides_tokens: bool, one_of_two_ranks: Layout) -> None:
+    config = {"model_type": kind, **SMALL, "num_key_value_heads": 4, "head_dim": 16}
+
+    def per_layer(num_layers: int) -> int:
+        model = build(config | {"num_hidden_layers": num_layers})
+        apply_tensor_parallel(model, training_model.decoder_layers(model), one_of_two_ranks, divides_tokens=divides_tokens)
+        return saved_bytes(model, torch.zeros(1, TOKENS, dtype=torch.long))
+
+    decoder, tree = memory.shape_from_config(config).decoder, TreeSizes(prompt_tokens=1, response_tokens=TOKENS - 1, samples=1)
+    assert decoder is not None
+    parts = 2 if divides_tokens else 1
+    thought = TOKENS * layer_bytes_per_token(decoder, tree, Attending.DIRECT, number=4, trains_norms=True, tensor=2, token_parts=parts)
+    really = (per_layer(4) - per_layer(2)) // 2
+    assert really <= thought <= 1.02 * really
+
+
 def saved_bytes(model: PreTrainedModel, input_ids: torch.Tensor, **others: Any) -> int:
     """What autograd keeps of the layers and the final norm, weights left out."""
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    weights = {local_tensor(parameter).untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, torch.Tensor] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:

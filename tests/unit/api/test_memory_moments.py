@@ -54,6 +54,20 @@ def test_when_layers_are_large_the_fullest_moment_is_where_the_one_before_is_red
     assert alone["gradients flowing through a layer"] % flowing == 0
 
 
+def test_sequence_parallelism_divides_the_inputs_of_recomputed_layers_but_of_the_first() -> None:
+    settings = {"tensorParallelSize": 2, "activationCheckpointing": True, "microBatchTokens": 2048}
+    whole, divided = (train_terms(2, **settings, sequenceParallel=on)["activations"] for on in (False, True))
+    decoder, tree = memory.shape_from_config(QWEN25_7B).decoder, TreeSizes(prompt_tokens=256, response_tokens=256, samples=2)
+    assert decoder is not None
+    layer = [
+        layer_bytes_per_token(decoder, tree, cpu_attending(decoder, tree), number=4, trains_norms=True, tensor=2, token_parts=parts)
+        for parts in (1, 2)
+    ]
+    assert whole == 2048 * ((LAYERS - 1) * HIDDEN * 4 + layer[0])  # the last layer is done
+    assert divided == 2048 * (LAYERS * HIDDEN * 4 // 2 + layer[1])  # one as a whole and LAYERS - 2 halves
+    assert layer[0] - layer[1] == (2 * (4 + 4) * HIDDEN + 8) // 2  # norms: float32 input and normalized input
+
+
 def test_whole_gradients_have_the_heads_and_what_was_reduced_left_them() -> None:
     divided = train_terms(2, activationCheckpointing=True, gradientReduction="LastMicroBatch", microBatchTokens=2048)
     assert divided["whole gradients of several micro-batches"] == PARAMETERS * 4

@@ -15,11 +15,16 @@ DENSE = {"model_type": "qwen3", "num_attention_heads": 16, "num_key_value_heads"
 
 
 def problems(
-    config: dict[str, Any] | None, lora: dict[str, Any] | None = None, own: dict[str, Any] | None = None, trusted: bool = False, **spec: Any
+    config: dict[str, Any] | None,
+    lora: dict[str, Any] | None = None,
+    own: dict[str, Any] | None = None,
+    trusted: bool = False,
+    attention: str = "sdpa",
+    **spec: Any,
 ) -> list[str]:
     """``config`` of spec.model, ``own`` of models that components have."""
     document = job(Path("team/model"), steps=1, **spec)
-    document["spec"]["model"]["trustRemoteCode"] = trusted
+    document["spec"]["model"] |= {"trustRemoteCode": trusted, "attention": attention}
     if lora is not None:
         document["spec"]["model"]["lora"] = lora
     try:
@@ -64,7 +69,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {**DENSE, "quantization_config": {"quant_method": "fp8"}},
         "quant_method fp8: quantized weights cannot be trained; name the checkpoint",
     ),
-    ({"model_type": "gemma2", "final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0: models that change logits"),
+    ({"model_type": "new", "logit_scale": 0.5}, "model_type new and logit_scale 0.5: what it does to logits after the head is not known"),
+    ({"model_type": "granite", "logits_scaling": -1.0}, "model_type granite and logits_scaling -1.0: what it does"),
 ]
 
 
@@ -75,6 +81,14 @@ def test_models_that_cannot_be_trained_are_named_with_what_shows_it(config: dict
     assert said in problem
 
 
+def test_models_whose_logits_are_scaled_or_capped_pass_and_scores_are_capped_by_eager_attention_only() -> None:
+    assert problems({"model_type": "granite", "logits_scaling": 8.0}) == problems({"model_type": "cohere", "logit_scale": 0.0625}) == []
+    capped = {"model_type": "gemma2", "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}
+    (refused,) = problems(capped)
+    assert refused == 'spec.model.attention: "sdpa": config.json has attn_logit_softcapping 50.0, which sdpa does not compute; write eager'
+    assert problems(capped, attention="eager") == []
+
+
 def test_a_plan_is_made_all_the_same_and_says_what_a_run_would_refuse() -> None:
     made = check(job(Path("m"), steps=1), runnable=False, config_of=lambda model: {"model_type": "gpt_oss", "num_local_experts": 8})
     assert [problem.path for problem in made.not_yet] == ["spec.model.path"]
@@ -83,11 +97,22 @@ def test_a_plan_is_made_all_the_same_and_says_what_a_run_would_refuse() -> None:
 def test_tensor_parallelism_of_the_trainer_needs_a_known_class_and_divided_sizes() -> None:
     parallel = four_devices(training={"steps": 1, "tensorParallelSize": 2})
     assert problems(DENSE, **parallel) == []
-    (unknown,) = problems(DENSE | {"model_type": "olmo2"}, **parallel)
-    assert unknown.startswith("spec.training.tensorParallelSize: 2: config.json has model_type olmo2, whose layers cannot be divided")
+    (unknown,) = problems(DENSE | {"model_type": "other"}, **parallel)
+    assert unknown.startswith("spec.training.tensorParallelSize: 2: config.json has model_type other, whose layers cannot be divided (they")
+    (latent,) = problems(DENSE | {"model_type": "minicpm3"}, **parallel)
+    assert "minicpm3, whose layers cannot be divided (its latent attention has projections that its plan leaves whole)" in latent
     (odd,) = problems(DENSE | {"num_key_value_heads": 5}, **parallel)
     assert odd == "spec.training.tensorParallelSize: 2: does not divide num_key_value_heads 5 of config.json; use 1 or 5"
-    assert problems(DENSE | {"model_type": "olmo2", "num_key_value_heads": 5}, **four_devices()) == []
+    assert problems(DENSE | {"model_type": "other", "num_key_value_heads": 5}, **four_devices()) == []
+
+
+def test_sequence_parallelism_needs_devices_that_divide_layers() -> None:
+    assert problems(DENSE, **four_devices(training={"steps": 1, "tensorParallelSize": 2, "sequenceParallel": True})) == []
+    (alone,) = problems(DENSE, **four_devices(training={"steps": 1, "sequenceParallel": True}))
+    assert alone == (
+        "spec.training.sequenceParallel: true: is set with training.tensorParallelSize 1, so there are no devices to divide tokens over; "
+        "remove it, or set tensorParallelSize above 1"
+    )
 
 
 def test_sequences_are_divided_by_heads_where_every_layer_attends_to_all() -> None:
@@ -154,8 +179,8 @@ def test_tensor_parallelism_of_a_component_divides_its_layers(role: str) -> None
     assert problems(DENSE, **parallel) == []
     (odd,) = problems(DENSE | {"num_key_value_heads": 5}, **parallel)
     assert odd == "spec.components[3].tensorParallelSize: 2: does not divide num_key_value_heads 5 of config.json; use 1 or 5"
-    (unknown,) = problems(DENSE | {"model_type": "olmo2"}, **parallel)
-    assert unknown.startswith("spec.components[3].tensorParallelSize: 2: config.json has model_type olmo2, whose layers cannot be divided")
+    (unknown,) = problems(DENSE | {"model_type": "other"}, **parallel)
+    assert unknown.startswith("spec.components[3].tensorParallelSize: 2: config.json has model_type other, whose layers cannot be divided")
 
 
 @pytest.mark.parametrize("role", ["Reference", "Critic"])

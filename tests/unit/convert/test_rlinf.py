@@ -303,6 +303,13 @@ critic:
         assert "5 processes do not divide 512 * 16" in notes(text, "data.rollout_batch_size")[0].why
         assert not notes(text, "actor.model.context_parallel_size")
 
+    @pytest.mark.parametrize(("tensor", "expected"), [(2, True), (1, None)])
+    def test_tokens_are_divided_where_layers_are(self, tensor: int, expected: bool | None) -> None:
+        text = "cluster: {num_nodes: 8, component_placement: {actor: 24-63, 'rollout,reward': 0-15}}\n"
+        text += f"actor: {{model: {{tensor_model_parallel_size: {tensor}, sequence_parallel: true}}}}"
+        assert spec_of(text)["training"].get("sequenceParallel") is expected
+        assert not notes(text, "actor.model.sequence_parallel")
+
     @pytest.mark.parametrize(("size", "expected"), [(1, None), (4, 4), (3, None)])
     def test_experts_are_divided_where_the_trainers_processes_are(self, size: int, expected: int | None) -> None:
         text = "cluster: {num_nodes: 8, component_placement: {actor: 24-63, 'rollout,reward': 0-15}}\n"

@@ -94,6 +94,14 @@ actor_train:
         assert training["miniBatches"] == updates
         assert training.get("contextParallelSize", 1) == (4 if "context" in config else 1)
 
+    @pytest.mark.parametrize(("tensor", "expected"), [(2, True), (1, None)])
+    def test_tokens_are_divided_where_layers_are(self, tensor: int, expected: bool | None) -> None:
+        sizes = f"{{tensor_model_parallel_size: {tensor}, sequence_parallel: true}}"
+        strategy = f"{{strategy_name: megatron_train, strategy_config: {sizes}}}"
+        text = f"actor_train: {{device_mapping: 'list(range(0,16))', strategy_args: {strategy}}}"
+        assert spec_of(text)["training"].get("sequenceParallel") is expected
+        assert not notes(text, "actor_train.strategy_args.strategy_config.sequence_parallel")
+
     def test_devices_that_share_sequences_have_fewer_tokens_each(self) -> None:
         text = """
 prompt_length: 1024

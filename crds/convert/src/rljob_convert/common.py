@@ -278,6 +278,17 @@ def tensor_parallel(source: Source, where: tuple[str, ...], tensor: int, experts
     return tensor if tensor > 1 else None
 
 
+def sequence_parallel(source: Source, where: tuple[str, ...], tensor: int | None) -> bool | None:
+    """Whether tokens are divided too; None where layers are not, and Megatron-Core has nothing to divide them over either.
+
+    Args:
+        source: the file.
+        where: key of the flag.
+        tensor: tensor parallel size of the converted trainer; None: 1.
+    """
+    return True if source.flag(*where) and tensor is not None else None
+
+
 def expert_parallel(source: Source, where: tuple[str, ...], processes: int, whose: str = "the {} training processes") -> int | None:
     """The trainer's expert parallel size, or that of ``whose`` processes; None for 1.
 

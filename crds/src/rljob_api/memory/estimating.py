@@ -399,6 +399,7 @@ class _Estimator:
             shape=shape,
             world_size=processes,
             tensor_parallel_size=self._spec.tensor_parallel_size(component),
+            token_parts=self._spec.token_parts(component),
             context_parallel_size=self._spec.context_parallel_size(component),
             expert_parallel_size=self._spec.expert_parallel_size(component),
             on_cuda=group.on_accelerators,

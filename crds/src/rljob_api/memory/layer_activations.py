@@ -81,6 +81,7 @@ def layer_bytes_per_token(
     number: int,
     trains_norms: bool,
     tensor: int,
+    token_parts: int = 1,
     context: int = 1,
     compiled: bool = False,
 ) -> int:
@@ -95,7 +96,8 @@ def layer_bytes_per_token(
     Compiled layers (``rljob_runtime.training.compiling``) keep input and output of the norms, both halves of the MLP and their product, and
     of normalized queries and keys their input; the rest is computed again within kernels of the backward pass.
 
-    With tensor parallelism all but the norms is divided. With context parallelism a process has fewer tokens, and of each the same, but see
+    With tensor parallelism all but the norms is divided, with sequence parallelism these too but for their outputs, which attention and MLP
+    keep of all tokens. With context parallelism a process has fewer tokens, and of each the same, but see
     :func:`_attention_bytes`.
 
     Args:
@@ -105,6 +107,7 @@ def layer_bytes_per_token(
         number: bytes of a number of the computation.
         trains_norms: whether norms have gradients.
         tensor: tensor parallel size.
+        token_parts: processes that divide the tokens between attention and MLP.
         context: context parallel size.
         compiled: whether the layers are compiled.
     """
@@ -115,7 +118,7 @@ def layer_bytes_per_token(
             own += FLOAT32_BYTES * (decoder.num_attention_heads + decoder.num_kv_heads)
         return own + _attention_bytes(decoder, tree, attending, number, context)
     normalized = number if trains_norms else 0
-    norms = 2 * (FLOAT32_BYTES + normalized + number) * decoder.hidden_size + 8
+    norms = ceil_div(2 * (FLOAT32_BYTES + normalized) * decoder.hidden_size + 8, token_parts) + 2 * number * decoder.hidden_size
     inner = _attention_bytes(decoder, tree, attending, number, context) + 4 * number * decoder.intermediate_size
     if decoder.qk_norm:
         inner += (FLOAT32_BYTES + normalized) * (decoder.query_size + decoder.kv_size) + 8 * decoder.num_attention_heads

@@ -48,6 +48,8 @@ class PolicyNeeds:
     """Processes of the component."""
     tensor_parallel_size: int
     """Processes that divide each layer."""
+    token_parts: int = 1
+    """Processes that divide the tokens between attention and MLP (``training.sequenceParallel``)."""
     context_parallel_size: int = 1
     """Groups of these that divide each sequence."""
     expert_parallel_size: int = 1
@@ -331,8 +333,8 @@ class PolicyNeeds:
     def _layer_gradients(self) -> tuple[Need, ...]:
         """Those that a layer's backward makes."""
         unit, number = self.trained_layer_parameters, self.gradient_bytes
-        formula = f"{show_count(unit)} x {number} B"
-        return (Need(kind=Kind.WORKSPACE, name="gradients of a layer", formula=formula, num_bytes=unit * number),)
+        text = f"{show_count(unit)} x {number} B"
+        return (Need(kind=Kind.WORKSPACE, name="gradients of a layer", formula=text, num_bytes=unit * number),)
 
     def _exchanged(self, unit: int, *, at_root: bool = False) -> tuple[Need, ...]:
         """Gradients of a unit of so many parameters as they are copied into the float32 buffer that is reduced.
@@ -361,13 +363,13 @@ class PolicyNeeds:
             return ()
         layer, layers = self._layer_bytes_per_token(decoder), decoder.num_layers - fewer_layers
         if self.spec.training.activation_checkpointing:
-            kept = layers * decoder.hidden_size * number + layer
-            text, remedy = f"({layers} layers x {decoder.hidden_size} x {number} + {layer:,}) B", self.less_work
+            state, over = decoder.hidden_size * number, self._over(self.token_parts)
+            kept = state + (layers - 1) * ceil_div(state, self.token_parts) + layer  # the first layer keeps its input whole, and cuts it
+            text, remedy = f"({layers} layers x {decoder.hidden_size} x {number}{over} + {layer:,}) B", self.less_work
         else:
             kept, text = layers * layer, f"{layers} layers x {layer:,} B"
             remedy = f"training.activationCheckpointing: true, {self.less_work}"
-        remedy += self.shorter_sequences
-        formula = f"{show_count(tokens)} tokens x {text}"
+        formula, remedy = f"{show_count(tokens)} tokens x {text}", remedy + self.shorter_sequences
         return (Need(kind=Kind.WORKSPACE, name="activations", formula=formula, num_bytes=tokens * kept, remedy=remedy),)
 
     def _flowing(self) -> tuple[Need, ...]:
@@ -422,6 +424,7 @@ class PolicyNeeds:
             number=self.compute_bytes,
             trains_norms=self.trains_norms,
             tensor=self.tensor,
+            token_parts=self.token_parts,
             context=self.context,
             compiled=compiles_layers(
                 self.spec.training.layer_compilation,

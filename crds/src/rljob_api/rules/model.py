@@ -10,6 +10,7 @@ from typing import Literal
 
 from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
+from rljob_api.logits import ATTENTION_CAP, logit_form
 from rljob_api.roles import TRAITS
 from rljob_api.v1alpha1.components import ServedModel
 from rljob_api.v1alpha1.data import Model
@@ -22,14 +23,24 @@ ConfigReader = Callable[[Model | ServedModel], Config | None]
 """Finds a model's config.json; None where it is not at hand."""
 
 TENSOR_PARALLEL_MODELS = (
-    *("arcee", "cwm", "ernie4_5", "exaone4", "gemma", "gemma3_text", "helium", "llama", "ministral", "ministral3", "mistral"),
-    *("olmo", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2"),
+    *("apertus", "arcee", "cohere", "cohere2", "cwm", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4"),
+    *("gpt_neox", "granite", "helium", "hyperclovax", "jais2", "llama", "ministral", "ministral3", "mistral", "olmo", "olmo2"),
+    *("olmo3", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2", "vaultgemma"),
 )
-"""``model_type`` of the models whose layers the trainer can divide: dense ones whose plan in transformers divides whole linear layers."""
+"""``model_type`` of the dense models whose layers the trainer can divide, by their plans in transformers."""
+UNDIVIDED_MODELS = {
+    "gemma3n_text": "its layers mix several hidden states (AltUp) with low-rank layers that its plan leaves whole",
+    "gemma4_text": "the heads of its layers have different sizes and numbers",
+    "granite_swa": "its attention sinks are parameters of the attention itself",
+    "hrm_text": "its layers belong to two modules that are computed in turns",
+    "minicpm3": "its latent attention has projections that its plan leaves whole",
+    "olmo_hybrid": "its layers of linear attention have convolutions and states that its plan leaves whole",
+    "phi": "its head has a bias",
+    "qwen3_5_text": "its layers of linear attention have convolutions and states that its plan leaves whole",
+}
+"""``model_type`` of dense models with a plan in transformers whose layers cannot be divided, and why."""
 DIVIDED_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 """What the trainer's tensor parallelism divides; embedding and head stay whole where it does not divide them."""
-LOGIT_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-"""Config keys of models whose logits are more than ``hidden @ head``; their log-probs would be silently wrong."""
 MIXTURE_MODELS = ("mixtral", "qwen2_moe", "qwen3_moe")
 """``model_type`` of the mixtures of experts that can be trained."""
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -143,10 +154,16 @@ def _quantized(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[Fie
 
 
 def _logits(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
-    for key in LOGIT_CHANGES:
-        if decoder.get(key) not in (None, 1, 1.0):
-            problem = f"config.json has {key} {decoder[key]}: models that change logits after the head are not supported"
-            yield _error("spec.model.path", spec.model.path, problem, "use another model")
+    key = logit_form(_type(decoder), decoder.get)
+    if isinstance(key, str):
+        problem = (
+            f"config.json has model_type {_type(decoder)} and {key} {decoder[key]}: what it does to logits after the head is not known"
+        )
+        yield _error("spec.model.path", spec.model.path, problem, "use another model")
+    cap = decoder.get(ATTENTION_CAP)
+    if cap is not None and spec.model.attention == "sdpa":
+        problem = f"config.json has {ATTENTION_CAP} {cap}, which sdpa does not compute"
+        yield _error("spec.model.attention", spec.model.attention, problem, "write eager")
 
 
 def _parallel(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
@@ -229,8 +246,9 @@ def _divided_layers(path: str, tensor: int, decoder: Config) -> Iterator[FieldEr
     if tensor == 1:
         return
     if _type(decoder) not in TENSOR_PARALLEL_MODELS:
-        known = ", ".join(TENSOR_PARALLEL_MODELS)
-        problem = f"config.json has model_type {_type(decoder)}, whose layers cannot be divided (they can for {known})"
+        why = UNDIVIDED_MODELS.get(_type(decoder))
+        which = f"they can for {', '.join(TENSOR_PARALLEL_MODELS)}"
+        problem = f"config.json has model_type {_type(decoder)}, whose layers cannot be divided ({which if why is None else why})"
         yield _error(path, tensor, problem, "write 1, or use a model of one of these types")
         return
     for key in DIVIDED_SIZES:

@@ -142,6 +142,13 @@ def _expert_parallel(spec: RLJobSpec) -> Iterator[FieldError]:
             yield _error(parallel_path(spec, index, "expert"), experts, problem, remedy)
 
 
+def _sequence_parallel(spec: RLJobSpec) -> Iterator[FieldError]:
+    """Tokens are divided over the devices that divide layers."""
+    if spec.training.sequence_parallel and spec.training.tensor_parallel_size == 1:
+        problem = "is set with training.tensorParallelSize 1, so there are no devices to divide tokens over"
+        yield _error("spec.training.sequenceParallel", True, problem, "remove it, or set tensorParallelSize above 1")
+
+
 def _context_parallel(spec: RLJobSpec) -> Iterator[FieldError]:
     """Sequences are divided where packed rows are computed (``rljob_runtime.training.attention``)."""
     attention = spec.model.attention
@@ -183,6 +190,7 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _schedule,
     _critic_schedule,
     _critic_warmup,
+    _sequence_parallel,
     _context_parallel,
     _expert_parallel,
 )

@@ -143,6 +143,9 @@ class Training(SpecModel):
     """Type of AdamW's moments in the trainer and a critic. May be changed before resuming from a checkpoint."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Devices that share each layer of the trainer."""
+    sequence_parallel: bool = False
+    """Divide hidden states between the attention and MLP of each layer by tokens over the tensorParallelSize devices of the trainer, with
+    the same traffic: their activations, which every device otherwise holds whole, are divided too. Needs tensorParallelSize above 1."""
     context_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Devices, or groups of tensorParallelSize devices, that share each sequence of the trainer, for long responses: each computes a part
     of its tokens and, in attention, a part of its heads (DeepSpeed-Ulysses). Activations are divided by it; weights are sharded over

@@ -150,6 +150,10 @@ class RLJobSpec(SpecModel):
         """Processes of a component that share each layer; an engine's devices are within one process."""
         return self._sizes(component).tensor_parallel_size or 1
 
+    def token_parts(self, component: Component) -> int:
+        """Processes of a component that share each layer and divide its tokens between attention and MLP."""
+        return self.training.tensor_parallel_size if component.role is Role.TRAINER and self.training.sequence_parallel else 1
+
     def context_parallel_size(self, component: Component) -> int:
         """Tensor-parallel groups of a component that share each sequence."""
         return self._sizes(component).context_parallel_size or 1

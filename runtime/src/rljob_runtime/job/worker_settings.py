@@ -148,6 +148,7 @@ def policy_config(
         activation_checkpointing=training.activation_checkpointing,
         layer_compilation=training.layer_compilation,
         tensor_parallel_size=tensor_parallel_size,
+        sequence_parallel=training.sequence_parallel and role is Role.TRAINER,
         context_parallel_size=context_parallel_size,
         expert_parallel_size=expert_parallel_size,
         lora=learning_settings.lora_config(spec) if is_policy else None,

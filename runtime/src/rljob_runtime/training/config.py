@@ -100,6 +100,8 @@ class PolicyConfig:
     """As transformers names it."""
     tensor_parallel_size: int = 1
     """Ranks that hold one copy of the layers together and compute the same batches; divides the number of ranks."""
+    sequence_parallel: bool = False
+    """Divide hidden states between attention and MLP by tokens over the tensor-parallel ranks; see :mod:`.sequence_parallel`."""
     context_parallel_size: int = 1
     """Ranks, or tensor-parallel groups of them, that compute a part each of the same sequences; its product with
     ``tensor_parallel_size`` divides the number of ranks."""
@@ -143,9 +145,11 @@ class PolicyConfig:
                 "set total_steps above warmup_steps"
             )
 
-        self._check_layer_compilation()
+        self._check_tensor_parallel()
 
-    def _check_layer_compilation(self) -> None:
+    def _check_tensor_parallel(self) -> None:
+        if self.sequence_parallel and self.tensor_parallel_size == 1:
+            raise ValueError("sequence_parallel is True with tensor_parallel_size 1, which has no ranks to divide tokens; leave it False")
         if self.layer_compilation is LayerCompilation.ENABLED and self.tensor_parallel_size > 1:
             raise ValueError(
                 f"layer_compilation is Enabled with tensor_parallel_size {self.tensor_parallel_size}; divided layers are not compiled, "

@@ -59,6 +59,7 @@ def selected_logprobs(
     part: VocabularyPart | None = None,
     with_entropy: bool = False,
     possible: PossibleTokens | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """``log softmax(hidden @ head_weight^T / temperature)[targets]``; differentiable once in ``hidden`` and ``head_weight``.
 
@@ -73,6 +74,8 @@ def selected_logprobs(
             gradient, go over the ranks of the group, which all must call this with equal arguments otherwise.
         possible: None for the softmax over the whole vocabulary, else over these tokens: the log-probs of top-k, top-p and min-p sampling.
         with_entropy: also return the entropy of each whole distribution, ``-sum_v p_v log p_v`` in nats.
+        softcap: above 0; logits become ``softcap * tanh(logits / softcap)`` before they are divided by the temperature (Gemma 2,
+            arXiv 2408.00118). None leaves them.
 
     Returns:
         Shape (N,), float32; equal on the ranks of a group. With entropy (2, N): log-probs, then entropies.
@@ -85,7 +88,9 @@ def selected_logprobs(
     apply = _SelectedLogprobs.apply
     num_chunks = max(1, math.ceil(targets.shape[0] / chunk_tokens))
     rows = max(1, math.ceil(targets.shape[0] / num_chunks))
-    result: torch.Tensor = apply(hidden, head_weight, targets, temperature, rows, part, with_entropy, possible)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = apply(  # type: ignore[no-untyped-call]
+        hidden, head_weight, targets, temperature, rows, part, with_entropy, possible, softcap
+    )
     return result
 
 
@@ -103,6 +108,7 @@ class _SelectedLogprobs(torch.autograd.Function):
         part: VocabularyPart | None,
         with_entropy: bool,
         possible: PossibleTokens | None,
+        softcap: float | None,
     ) -> torch.Tensor:
         log_normalizer = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
         result = torch.empty_like(log_normalizer)
@@ -113,7 +119,7 @@ class _SelectedLogprobs(torch.autograd.Function):
         for start in range(0, hidden.shape[0], chunk_tokens):
             rows = slice(start, start + chunk_tokens)
             del logits  # before the next chunk is made
-            logits = _scaled_logits(hidden[rows], head_weight, temperature)
+            logits = _scaled_logits(hidden[rows], head_weight, temperature, softcap)
             chosen = logits.gather(1, columns[rows, None]).squeeze(1)
             impossible = _impossible(possible, bounds, start, chunk_tokens, logits, part)
             if impossible is not None:
@@ -132,12 +138,12 @@ class _SelectedLogprobs(torch.autograd.Function):
         ctx.save_for_backward(hidden, head_weight, targets, log_normalizer, entropy)
         # With entropy these are log-probs already: the normalizer was subtracted in place.
         ctx.last_logits = logits if any(ctx.needs_input_grad) else None
-        ctx.temperature, ctx.chunk_tokens, ctx.part, ctx.possible = temperature, chunk_tokens, part, possible
+        ctx.temperature, ctx.chunk_tokens, ctx.part, ctx.possible, ctx.softcap = temperature, chunk_tokens, part, possible, softcap
         return result if entropy is None else torch.stack([result, entropy])
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None, None, None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None, None, None, None, None]:
         """``d logp_t / d logits = (onehot(target) - p) / temperature`` and ``d H / d logits = -p (log p + H) / temperature``."""
         hidden, head_weight, targets, log_normalizer, entropy = ctx.saved_tensors
         grad, grad_entropy = (grad, None) if entropy is None else (grad[0], grad[1] / ctx.temperature)
@@ -150,12 +156,13 @@ class _SelectedLogprobs(torch.autograd.Function):
             rows = slice(start, start + ctx.chunk_tokens)
             scale = (grad[rows] / ctx.temperature).unsqueeze(1)
             kept, ctx.last_logits = ctx.last_logits, None
-            logits = _scaled_logits(hidden[rows], head_weight, ctx.temperature) if kept is None else kept
-            if logits.is_cuda and here is None and ctx.possible is None and grad_entropy is None:
+            logits = _scaled_logits(hidden[rows], head_weight, ctx.temperature, ctx.softcap) if kept is None else kept
+            if logits.is_cuda and here is None and ctx.possible is None and grad_entropy is None and ctx.softcap is None:
                 grad_logits = compiled(logit_gradients)(logits, log_normalizer[rows], columns[rows], scale, hidden.dtype)
             else:
                 is_subtracted = kept is not None and entropy is not None  # forward needed the log-probs
                 grad_logits = logits if is_subtracted else logits.sub_(log_normalizer[rows, None])
+                slope = _cap_slope(grad_logits, log_normalizer[rows], ctx.temperature, ctx.softcap)
                 impossible = _impossible(ctx.possible, bounds, start, ctx.chunk_tokens, grad_logits, ctx.part)
                 if impossible is not None:
                     grad_logits.masked_fill_(impossible, LEAST_LOGPROB)
@@ -166,14 +173,15 @@ class _SelectedLogprobs(torch.autograd.Function):
                     grad_logits.exp_().mul_(towards.neg_())
                     del towards
                 grad_logits.scatter_add_(1, columns[rows, None], scale if here is None else scale * here[rows, None])
-                grad_logits = grad_logits.to(hidden.dtype)
+                grad_logits = (grad_logits if slope is None else grad_logits.mul_(slope)).to(hidden.dtype)
+                del slope
             torch.mm(grad_logits, head_weight, out=grad_hidden[rows])
             if grad_weight is not None:
                 _add_product(grad_weight, grad_logits.t(), hidden[rows])
             del kept, logits, grad_logits  # before the next chunk is made
         if ctx.part is not None:
             dist.all_reduce(grad_hidden, group=ctx.part.group)
-        return grad_hidden, None if grad_weight is None else grad_weight.to(head_weight.dtype), None, None, None, None, None, None
+        return grad_hidden, None if grad_weight is None else grad_weight.to(head_weight.dtype), *(None,) * 7
 
 
 def _columns(targets: torch.Tensor, head_weight: torch.Tensor, part: VocabularyPart | None) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -229,7 +237,14 @@ def _entropy(logprobs: torch.Tensor, part: VocabularyPart | None) -> torch.Tenso
     return entropy
 
 
-def _scaled_logits(hidden: torch.Tensor, head_weight: torch.Tensor, temperature: float) -> torch.Tensor:
+def _cap_slope(logprobs: torch.Tensor, log_normalizer: torch.Tensor, temperature: float, softcap: float | None) -> torch.Tensor | None:
+    """Derivative of capped logits by what they were before, ``1 - tanh^2``, from a chunk's log-probs (C, V); None without a cap."""
+    if softcap is None:
+        return None
+    return (logprobs + log_normalizer[:, None]).mul_(temperature / softcap).square_().neg_().add_(1.0).clamp_(min=0.0)
+
+
+def _scaled_logits(hidden: torch.Tensor, head_weight: torch.Tensor, temperature: float, softcap: float | None) -> torch.Tensor:
     """float32 logits of a chunk, never rounded to a shorter type; a fresh tensor the caller may overwrite.
 
     A logit of 20 in bfloat16 is off by up to 0.06, as much as two healthy implementations differ in a log-prob.
@@ -240,6 +255,8 @@ def _scaled_logits(hidden: torch.Tensor, head_weight: torch.Tensor, temperature:
         logits = torch.mm(hidden, head_weight.t(), out_dtype=torch.float32)  # as the kernel accumulates it
     else:
         logits = _float32_product(hidden, head_weight)
+    if softcap is not None:
+        logits.div_(softcap).tanh_().mul_(softcap)
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 

@@ -24,8 +24,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
 
-from rljob_api.rules.model import LOGIT_CHANGES, MIXTURE_MODELS
+from rljob_api.logits import ATTENTION_CAP, LogitForm, logit_form
+from rljob_api.rules.model import MIXTURE_MODELS
 from rljob_runtime.errors import ModelError
 from rljob_runtime.training.attention import PACKED, Packing
 from rljob_runtime.training.balance import balance_coefficient, routing_sums
@@ -155,7 +157,7 @@ def shard_model(model: PreTrainedModel, config: PolicyConfig, layout: Layout, de
     low_precision = config.dtype != "float32" and config.trainable and config.lora is None
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if low_precision else MixedPrecisionPolicy()
     layers = decoder_layers(model)
-    apply_tensor_parallel(model, layers, layout)
+    apply_tensor_parallel(model, layers, layout, divides_tokens=config.sequence_parallel)
     experts = apply_expert_parallel(model, layers, layout)
     if compiles_layers(model, config, device):
         compile_layers(layers)
@@ -269,11 +271,13 @@ def token_logprobs(
         weight, layout = weight.to_local(), layout_of(self)
         part = VocabularyPart(first=layout.tp_rank * weight.shape[0], group=layout.tp_group)
     possible = None if possible_ids is None or possible_rows is None else PossibleTokens(token_ids=possible_ids, rows=possible_rows)
+    form = form_of_logits(self)
     logprobs = selected_logprobs(
         chosen,
         weight,
         targets,
-        temperature=temperature,
+        temperature=temperature / form.scale,
+        softcap=form.softcap,
         chunk_tokens=chunk_tokens,
         part=part,
         with_entropy=with_entropy,
@@ -335,6 +339,22 @@ def _pass(
     return chosen, routing_sums(output.router_logits, positions, top_k, None if replay is None else replay.by_router())
 
 
+def form_of_logits(model: PreTrainedModel) -> LogitForm:
+    """What the model does to its logits after the head.
+
+    Raises:
+        ModelError: it is not known.
+    """
+    config = model.config.get_text_config()
+    form = logit_form(config.model_type, lambda key: getattr(config, key, None))
+    if isinstance(form, str):
+        raise ModelError(
+            f"model type {config.model_type} with {form} {getattr(config, form)}: what it does to logits after the head is not known; "
+            "use another model"
+        )
+    return form
+
+
 def _refuse_unsupported(model: PreTrainedModel, folder: Path) -> None:
     """Refuse models for which log-probs or weight names would be silently wrong.
 
@@ -345,13 +365,14 @@ def _refuse_unsupported(model: PreTrainedModel, folder: Path) -> None:
     if not isinstance(head, nn.Linear) or head.bias is not None:
         raise ModelError(f"model in {folder} has the head {head}; only a linear head without bias is supported")
     text_config = model.config.get_text_config()
-    for key in LOGIT_CHANGES:
-        value = getattr(text_config, key, None)
-        if value not in (None, 1, 1.0):
-            raise ModelError(f"model in {folder} has {key}={value}; models that change logits after the head are not supported")
+    form_of_logits(model)
+    cap, attention = getattr(text_config, ATTENTION_CAP, None), text_config._attn_implementation
+    if cap is not None and attention == "sdpa":
+        raise ModelError(f"model in {folder} has {ATTENTION_CAP} {cap}, which sdpa does not compute; set model.attention to eager")
     conversions = get_model_conversion_mapping(model, add_legacy=False)
-    if conversions and text_config.model_type not in MIXTURE_MODELS:
+    renames_alone = all(isinstance(conversion, WeightRenaming) for conversion in conversions)
+    if not renames_alone and text_config.model_type not in MIXTURE_MODELS:
         raise ModelError(
-            f"model in {folder} ({model.config.model_type}) stores weights under other names than it computes with "
+            f"model in {folder} ({model.config.model_type}) stores other tensors than it computes with "
             f"({len(conversions)} conversions); of models that do, {', '.join(MIXTURE_MODELS)} are supported"
         )

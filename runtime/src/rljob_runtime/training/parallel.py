@@ -7,11 +7,13 @@ Its tp ranks hold a part of each layer: heads and intermediate channels are divi
 and by columns of ``o, down``, embedding and head by rows of the vocabulary (Megatron-LM, arXiv 1909.08053). Divided parameters are
 DTensors, so that FSDP2 cuts them once more and checkpoints know the whole; the arithmetic is on plain local tensors with one sum over tp
 per attention and MLP in each direction. Everything else is on each tp rank as a whole, with equal gradients, except the few that see only
-their rank's heads: see :func:`sum_partial_gradients`.
+their rank's heads: see :func:`sum_partial_gradients`. What is divided how is said in :mod:`.tensor_plan`, computed in
+:mod:`.tensor_layers`, and with tokens divided beside layers in :mod:`.sequence_parallel`.
 """
 
 from __future__ import annotations
 
+import copy
 import datetime
 import types
 from collections.abc import Iterator
@@ -27,17 +29,20 @@ from torch.distributed.distributed_c10d import _set_pg_timeout as set_pg_timeout
 from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 
-from rljob_api.rules.model import DIVIDED_SIZES, TENSOR_PARALLEL_MODELS
 from rljob_runtime.errors import ModelError
-from rljob_runtime.training.lora import LoraLinear, merged_linear
-
-COLUMN, ROW, PARTIAL = "colwise", "rowwise", "replicated_with_grad_allreduce"
-"""Styles of transformers' plans (``base_model_tp_plan``) that are used here: linear layers divided by output channels, whose input each
-rank has as a whole; linear layers divided by input channels, whose outputs are summed over tp; norms that see only this rank's heads."""
-
-
-IN_LAYERS = "layers.*."
-"""How a plan's names of modules of the decoder layers begin."""
+from rljob_runtime.training.lora import LoraLinear
+from rljob_runtime.training.sequence_parallel import DividedTokens
+from rljob_runtime.training.tensor_layers import (
+    Regrouping,
+    column_forward,
+    copy_input,
+    head_norm_forward,
+    row_forward,
+    sum_over,
+    whole_norm_forward,
+)
+from rljob_runtime.training.tensor_layers import local_tensor as local_tensor
+from rljob_runtime.training.tensor_plan import FUSED_ATTENTION, Style, check_plan, fused_sizes, layer_styles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,14 +204,6 @@ def layout_of(model: nn.Module) -> Layout:
     return layout
 
 
-def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a sharded tensor, or the tensor itself; shares memory, gradients flow back."""
-    if isinstance(tensor, DTensor):
-        local: torch.Tensor = tensor.to_local()
-        return local
-    return tensor
-
-
 def divided_dimension(tensor: torch.Tensor) -> int | None:
     """Which dimension of a sharded parameter is divided over tp; None if each tp rank has it as a whole."""
     if isinstance(tensor, DTensor) and tensor.device_mesh.ndim == 2:
@@ -215,7 +212,7 @@ def divided_dimension(tensor: torch.Tensor) -> int | None:
     return None
 
 
-def apply_tensor_parallel(model: PreTrainedModel, layers: list[nn.Module], layout: Layout) -> None:
+def apply_tensor_parallel(model: PreTrainedModel, layers: list[nn.Module], layout: Layout, *, divides_tokens: bool = False) -> None:
     """Divide the model's parameters over tp in place, before FSDP; nothing to do with one tp rank.
 
     Embedding and head stay whole on each tp rank where tp does not divide the vocabulary.
@@ -224,24 +221,25 @@ def apply_tensor_parallel(model: PreTrainedModel, layers: list[nn.Module], layou
         model: whole, on any device, with adapters if there are any.
         layers: its decoder layers.
         layout: of the ranks.
+        divides_tokens: whether hidden states between attention and MLP are divided by tokens (:mod:`.sequence_parallel`).
 
     Raises:
         ModelError: the model has no plan, or tp does not divide its heads or channels.
     """
     if layout.tp_size == 1:
         return
-    styles = _required_plan(model, layers, layout.tp_size)
-    for layer in layers:
+    check_plan(model, layout.tp_size)
+    config, styles_of = model.config.get_text_config(), [layer_styles(model, layer) for layer in layers]
+    tokens = DividedTokens(layout.tp_group) if divides_tokens else None
+    for layer, styles in zip(layers, styles_of, strict=True):
         for name, module in list(layer.named_modules()):
-            if styles.get(name) == COLUMN:
-                _divide_by_columns(module, layout)
-            elif styles.get(name) == ROW:
-                _divide_by_rows(module, layout)
-            elif styles.get(name) == PARTIAL:
-                module.tp_partial = ("weight",)
-            if any(styles.get(f"{name}.{child}") == COLUMN for child, _ in module.named_children()):
-                module.tp_group = layout.tp_group
-                module.register_forward_pre_hook(_copy_input, with_kwargs=True)
+            if name in styles:
+                _divide_module(module, styles[name], layout, fused_sizes(config, name, module))
+            if any(styles.get(f"{name}.{child}") is Style.COLUMN for child, _ in module.named_children()):
+                _divide_block(module, layout)
+        _divide_tokens(layer, tokens)
+    if tokens is not None:
+        tokens.attach(layers[0], layers[-1])
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if embedding.num_embeddings % layout.tp_size == 0:
         tied = head is not None and head.weight is embedding.weight  # a critic has none
@@ -255,7 +253,7 @@ def apply_tensor_parallel(model: PreTrainedModel, layers: list[nn.Module], layou
 
 
 def sum_partial_gradients(model: nn.Module) -> None:
-    """Complete the gradients of whole parameters that saw only their tp rank's heads or channels, with one sum over tp.
+    """Complete the gradients of whole parameters that saw only their tp rank's heads, channels, or tokens, with one sum over tp.
 
     To be called once between the last backward of an update and the first use of ``.grad``; all ranks must call it.
     """
@@ -275,38 +273,6 @@ def _partial_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
             yield getattr(module, name)
 
 
-def _required_plan(model: PreTrainedModel, layers: list[nn.Module], tp_size: int) -> dict[str, str]:
-    """Style of each module of a layer that has one, by its name in the layer: transformers' plan, if it fits the model.
-
-    Parameters that it does not name have to be the layer's own norms, which see whole hidden states.
-
-    Raises:
-        ModelError: naming what does not fit.
-    """
-    config = model.config.get_text_config()
-    remedy = "set tensorParallelSize to 1"
-    if config.model_type not in TENSOR_PARALLEL_MODELS or not _is_plain(model.get_input_embeddings()):
-        known = ", ".join(TENSOR_PARALLEL_MODELS)
-        raise ModelError(f"model type {config.model_type} has no tensor-parallel plan (there is one for {known}); {remedy}")
-    for key in DIVIDED_SIZES:
-        value = getattr(config, key)
-        if value % tp_size != 0:
-            raise ModelError(f"tensor_parallel_size is {tp_size} but the model has {key} {value}; choose a divisor of it")
-    styles = {name.removeprefix(IN_LAYERS): style for name, style in config.base_model_tp_plan.items() if name.startswith(IN_LAYERS)}
-    for layer in layers:
-        owners = {name.rpartition(".")[0] for name, _ in layer.named_parameters()}
-        unknown = sorted(owner for owner in owners if styles.get(owner) not in (COLUMN, ROW, PARTIAL) and "." in owner)
-        if unknown:
-            known = f"the tensor-parallel plan of {config.model_type}"
-            raise ModelError(f"{type(layer).__name__} has {', '.join(unknown)}, which {known} does not divide; {remedy}")
-    return styles
-
-
-def _is_plain(embedding: nn.Module) -> bool:
-    """Whether it looks rows up and, as Gemma's, multiplies them by one number."""
-    return type(embedding) is nn.Embedding or (isinstance(embedding, nn.Embedding) and hasattr(embedding, "embed_scale"))
-
-
 def divide(module: nn.Module, name: str, dimension: int, mesh: DeviceMesh) -> None:
     """Replace a whole parameter by this rank's part of it, as a DTensor on a mesh of one dimension; nothing travels."""
     whole = getattr(module, name)
@@ -316,6 +282,53 @@ def divide(module: nn.Module, name: str, dimension: int, mesh: DeviceMesh) -> No
     setattr(module, name, nn.Parameter(divided, requires_grad=whole.requires_grad))
 
 
+def _divide_module(module: Any, style: Style, layout: Layout, projections: tuple[int, ...] | None) -> None:
+    """Divide a module's parameters and give it the forward that computes with its part.
+
+    Args:
+        module: whole.
+        style: of it.
+        layout: of the ranks.
+        projections: output channels of each, of a column layer that is several.
+    """
+    if style is Style.COLUMN:
+        _divide_by_columns(module, layout)
+        if projections is not None:
+            module.tp_regrouping = Regrouping.of(projections, layout.tp_rank, layout.tp_size, layout.tp_group, layout.mesh.device_type)
+    elif style is Style.ROW:
+        _divide_by_rows(module, layout)
+    elif style is Style.PARTIAL:
+        module.tp_partial = tuple(name for name, _ in module.named_parameters(recurse=False))
+    elif style is Style.WHOLE_NORM:
+        module.tp_channels, module.tp_group = module.weight.numel(), layout.tp_group
+        divide(module, "weight", 0, layout.mesh["tp"])
+        module.forward = types.MethodType(whole_norm_forward, module)
+    else:
+        module.tp_norm = type(module).forward
+        divide(module, "weight", 0, layout.mesh["tp"])
+        module.forward = types.MethodType(head_norm_forward, module)
+
+
+def _divide_block(block: Any, layout: Layout) -> None:
+    """Of an attention or MLP the input, and the numbers of heads by which Phi-3 cuts its fused projection."""
+    block.tp_group = layout.tp_group
+    block.register_forward_pre_hook(copy_input, with_kwargs=True)
+    if hasattr(block, FUSED_ATTENTION):
+        block.config = copy.copy(block.config)
+        block.config.num_attention_heads //= layout.tp_size
+        block.num_key_value_heads //= layout.tp_size
+
+
+def _divide_tokens(layer: nn.Module, tokens: DividedTokens | None) -> None:
+    """With sequence parallelism what a rank has as a whole of a layer sees its tokens alone."""
+    module: Any
+    for module in layer.modules():
+        module.tp_tokens = tokens
+        if tokens is not None:
+            whole = (name for name, p in module.named_parameters(recurse=False) if not isinstance(p, DTensor))
+            module.tp_partial = tuple(whole)
+
+
 def _divide_by_columns(module: Any, layout: Layout) -> None:
     divide(module, "weight", 0, layout.mesh["tp"])
     if module.bias is not None:
@@ -323,7 +336,7 @@ def _divide_by_columns(module: Any, layout: Layout) -> None:
     if isinstance(module, LoraLinear):
         divide(module, "lora_b", 0, layout.mesh["tp"])
         module.tp_partial = ("lora_a",)
-    module.forward = types.MethodType(_column_forward, module)
+    module.forward = types.MethodType(column_forward, module)
 
 
 def _divide_by_rows(module: Any, layout: Layout) -> None:
@@ -332,25 +345,7 @@ def _divide_by_rows(module: Any, layout: Layout) -> None:
         divide(module, "lora_a", 1, layout.mesh["tp"])
         module.tp_partial = ("lora_b",)
     module.tp_group = layout.tp_group
-    module.forward = types.MethodType(_row_forward, module)
-
-
-def _column_forward(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    """This rank's output channels; the gradient of ``x`` is this rank's part of a sum, which :func:`_copy_input` makes."""
-    return _product(self, x, None if self.bias is None else local_tensor(self.bias))
-
-
-def _row_forward(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    """All output channels from this rank's input channels and the other ranks' sums."""
-    result: torch.Tensor = _Sum.apply(_product(self, x, None), self.tp_group)  # type: ignore[no-untyped-call]
-    return result if self.bias is None else result + self.bias
-
-
-def _product(module: nn.Linear, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    weight = local_tensor(module.weight)
-    if isinstance(module, LoraLinear) and module.is_adapted:
-        return merged_linear(x, weight, bias, local_tensor(module.lora_a), local_tensor(module.lora_b), module.scale)
-    return F.linear(x, weight, bias)
+    module.forward = types.MethodType(row_forward, module)
 
 
 def _embedding_forward(self: nn.Embedding, input_ids: torch.Tensor) -> torch.Tensor:
@@ -363,42 +358,6 @@ def _embedding_forward(self: nn.Embedding, input_ids: torch.Tensor) -> torch.Ten
     elsewhere = (places < 0) | (places >= rows.shape[0])
     padding = None if self.padding_idx is None or not first <= self.padding_idx < first + rows.shape[0] else self.padding_idx - first
     found = F.embedding(places.masked_fill(elsewhere, 0), rows, padding_idx=padding).masked_fill(elsewhere.unsqueeze(-1), 0.0)
-    result: torch.Tensor = _Sum.apply(found, layout.tp_group)  # type: ignore[no-untyped-call]
+    result = sum_over(found, layout.tp_group)
     scale = getattr(self, "embed_scale", None)
     return result if scale is None else result * scale.to(rows.dtype)
-
-
-def _copy_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Pass hidden states on; their gradient is summed over tp. One sum for all the column layers of an attention or MLP."""
-    if args:
-        return (_Copy.apply(args[0], module.tp_group), *args[1:]), kwargs  # type: ignore[no-untyped-call]
-    return args, kwargs | {"hidden_states": _Copy.apply(kwargs["hidden_states"], module.tp_group)}  # type: ignore[no-untyped-call]
-
-
-class _Copy(torch.autograd.Function):
-    """Identity whose gradient is summed over tp (``f`` of arXiv 1909.08053)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        total = grad.clone(memory_format=torch.contiguous_format)  # autograd may hand the same gradient to others
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class _Sum(torch.autograd.Function):
-    """Sum over tp in place, whose gradient is that of every summand (``g`` of arXiv 1909.08053)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.mark_dirty(x)
-        dist.all_reduce(x, group=group)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grad, None

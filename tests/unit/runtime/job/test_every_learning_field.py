@@ -211,6 +211,7 @@ LOOP: Mapping[str, Case] = {
     "training.learningRate": Case(value=0.5, changes={"policy.learning_rate": 0.5}),
     "training.minLearningRate": Case(value=1e-7, needs={"training.schedule": "Linear"}, changes={"policy.min_learning_rate": 1e-7}),
     "training.tensorParallelSize": Case(value=2, changes={"policy.tensor_parallel_size": 2, "ranks_per_share": 2, "batching.num_ranks": 1}),
+    "training.sequenceParallel": Case(value=True, needs={"training.tensorParallelSize": 2}, changes={"policy.sequence_parallel": True}),
     "training.contextParallelSize": Case(
         value=2, changes={"policy.context_parallel_size": 2, "ranks_per_share": 2, "batching.num_ranks": 1}
     ),
@@ -242,7 +243,7 @@ FIELDS = (
         "rollout.groupRouting",
     ),
     *("training.learningRate", "training.minLearningRate", "training.routerReplay"),
-    *("training.tensorParallelSize", "training.contextParallelSize", "training.expertParallelSize"),
+    *("training.tensorParallelSize", "training.sequenceParallel", "training.contextParallelSize", "training.expertParallelSize"),
     *("training.optimizerStateDtype", "training.layerCompilation"),
 )
 

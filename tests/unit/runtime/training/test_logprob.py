@@ -25,20 +25,27 @@ def inputs(dtype: torch.dtype, rows: int = 13) -> tuple[torch.Tensor, torch.Tens
     return hidden, weight, torch.randint(0, 31, (rows,), generator=generator)
 
 
-def full_logprobs(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
-    logits = (hidden.float() @ weight.float().T) / temperature
+def capped(logits: torch.Tensor, softcap: float | None) -> torch.Tensor:
+    return logits if softcap is None else softcap * (logits / softcap).tanh()
+
+
+def full_logprobs(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float, softcap: float | None = None
+) -> torch.Tensor:
+    logits = capped(hidden.float() @ weight.float().T, softcap) / temperature
     return logits.log_softmax(-1)[torch.arange(targets.numel()), targets]
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 5, 13, 100])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("softcap", [None, 4.0])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
-def test_equals_full_logits(chunk_tokens: int, temperature: float, dtype: torch.dtype, tolerance: float) -> None:
+def test_equals_full_logits(chunk_tokens: int, temperature: float, softcap: float | None, dtype: torch.dtype, tolerance: float) -> None:
     hidden, weight, targets = inputs(dtype)
     upstream = torch.linspace(-1, 1, targets.numel())
-    result = selected_logprobs(hidden, weight, targets, temperature=temperature, chunk_tokens=chunk_tokens)
+    result = selected_logprobs(hidden, weight, targets, temperature=temperature, chunk_tokens=chunk_tokens, softcap=softcap)
     gradients = torch.autograd.grad((result * upstream).sum(), (hidden, weight))
-    expected = full_logprobs(hidden, weight, targets, temperature)
+    expected = full_logprobs(hidden, weight, targets, temperature, softcap)
     expected_gradients = torch.autograd.grad((expected * upstream).sum(), (hidden, weight))
     assert result.dtype is torch.float32
     torch.testing.assert_close(result, expected, rtol=1e-6, atol=2e-6)  # also for bfloat16 inputs: their logits are never rounded
@@ -177,17 +184,26 @@ sets = st.lists(st.sets(st.integers(0, 30), max_size=12), min_size=1, max_size=1
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
-@given(sets, st.integers(1, 14), st.booleans())
-def test_among_possible_tokens_equals_a_softmax_over_them(kept: list[set[int]], chunk_tokens: int, with_entropy: bool) -> None:
+@given(sets, st.integers(1, 14), st.booleans(), st.sampled_from([None, 4.0]))
+def test_among_possible_tokens_equals_a_softmax_over_them(
+    kept: list[set[int]], chunk_tokens: int, with_entropy: bool, softcap: float | None
+) -> None:
     hidden, weight, targets = inputs(torch.float32, rows=len(kept))
     rows = [sorted({*tokens, int(target)}) if tokens else [] for tokens, target in zip(kept, targets, strict=True)]  # empty: all
     ids = torch.tensor([token for row in rows for token in row], dtype=torch.long)
     owners = torch.tensor([i for i, row in enumerate(rows) for _ in row], dtype=torch.long)
     possible = PossibleTokens(token_ids=ids, rows=owners)
     result = selected_logprobs(
-        hidden, weight, targets, temperature=0.7, chunk_tokens=chunk_tokens, with_entropy=with_entropy, possible=possible
+        hidden,
+        weight,
+        targets,
+        temperature=0.7,
+        chunk_tokens=chunk_tokens,
+        with_entropy=with_entropy,
+        possible=possible,
+        softcap=softcap,
     )
-    logits = (hidden @ weight.T) / 0.7
+    logits = capped(hidden @ weight.T, softcap) / 0.7
     expected = []
     for row, target, logit in zip(rows, targets.tolist(), logits, strict=True):
         chosen = row or list(range(31))

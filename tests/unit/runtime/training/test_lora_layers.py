@@ -117,3 +117,5 @@ def test_settings_without_meaning_are_refused() -> None:
         PolicyConfig(model_path="m", trainable=False, lora=LoraConfig(rank=1, alpha=1.0))
     with pytest.raises(ValueError, match="tensor_parallel_size is 0; it must be at least 1"):
         PolicyConfig(model_path="m", tensor_parallel_size=0)
+    with pytest.raises(ValueError, match="sequence_parallel is True with tensor_parallel_size 1"):
+        PolicyConfig(model_path="m", sequence_parallel=True)

@@ -320,6 +320,7 @@ def training(source: Source, generation: Section, processes: int) -> Section:
     context = source.integer("actor", "model", "context_parallel_size", low=1, high=64) or 1
     found = source.peek("actor", "model", "expert_model_parallel_size")
     experts = found if isinstance(found, int) else 1
+    divided = common.tensor_parallel(source, ("actor", "model", "tensor_model_parallel_size"), tensor, experts)
     return compact(
         {
             "steps": steps,
@@ -327,7 +328,8 @@ def training(source: Source, generation: Section, processes: int) -> Section:
             "miniBatches": updates,
             "microBatchTokens": _micro_batch(source, context),
             "activationCheckpointing": _checkpointing(source),
-            "tensorParallelSize": common.tensor_parallel(source, ("actor", "model", "tensor_model_parallel_size"), tensor, experts),
+            "tensorParallelSize": divided,
+            "sequenceParallel": common.sequence_parallel(source, ("actor", "model", "sequence_parallel"), divided),
             "contextParallelSize": context if context > 1 else None,
             "expertParallelSize": common.expert_parallel(source, ("actor", "model", "expert_model_parallel_size"), processes),
             "loadBalancing": common.load_balancing(source, ("actor", "model", "moe_aux_loss_coeff")),

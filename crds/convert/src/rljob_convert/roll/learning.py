@@ -152,6 +152,7 @@ def training(source: Source, numbers: Batch, num_devices: int, alone: int) -> Se
         place = "warmup_steps" if source.peek(*_ARGS, "warmup_steps") else "warmup_ratio"
         source.differs((*_ARGS, place), f"is cut to {most} of the {counted(steps, 'step')} of the job")
         warmup = most
+    divided = common.tensor_parallel(source, (*_CONFIG, "tensor_model_parallel_size"), tensor, expert_parallel(source))
     return compact(
         {
             "steps": steps,
@@ -168,7 +169,8 @@ def training(source: Source, numbers: Batch, num_devices: int, alone: int) -> Se
             "epochs": epochs,
             "microBatchTokens": _micro_batch(source, numbers, context),
             "activationCheckpointing": _checkpointing(source),
-            "tensorParallelSize": common.tensor_parallel(source, (*_CONFIG, "tensor_model_parallel_size"), tensor, expert_parallel(source)),
+            "tensorParallelSize": divided,
+            "sequenceParallel": common.sequence_parallel(source, (*_CONFIG, "sequence_parallel"), divided),
             "contextParallelSize": context if context > 1 else None,
             "expertParallelSize": _expert_parallel(source, num_devices),
             "loadBalancing": common.load_balancing(source, (*_CONFIG, "moe_aux_loss_coeff")),

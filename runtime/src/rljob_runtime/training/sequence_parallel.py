@@ -1,0 +1,132 @@
+"""Sequence parallelism beside tensor parallelism (Korthikanti et al., arXiv 2205.05198): tokens between attention and MLP are divided.
+
+A tensor-parallel rank has ``ceil(width / tp)`` consecutive tokens of each row where layers add and normalize hidden states. They are
+gathered before column layers, and the sums after row layers go to each rank for its own tokens alone, the same traffic as one sum of all
+tokens::
+
+    embedding -> cut -> | norm -> gather -> q, k, v, attention, o -> sum and cut -> add -> norm -> gather -> ... | -> gather -> norm, head
+                          tokens / tp        heads / tp                            tokens / tp
+
+Rows are padded to a multiple of tp where they are divided, and attention and MLP never see the padding. Every parameter that a rank has
+as a whole, such as a norm's weight or the bias of a row layer, sees its tokens alone, so that its gradient is a part of a sum over tp
+(:func:`~rljob_runtime.training.parallel.sum_partial_gradients`). Embedding, last norm and head compute all tokens on each rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812 - the name every torch user knows
+from torch import nn
+
+
+class DividedTokens:
+    """How the layers of a model divide the rows of the present micro-batch; one for all of them."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        """``group``: the tensor-parallel ranks."""
+        self._group = group
+        self._width = 0
+
+    def attach(self, first: nn.Module, last: nn.Module) -> None:
+        """Cut the hidden states that enter the first decoder layer, and gather those that leave the last."""
+        first.register_forward_pre_hook(self._enter, with_kwargs=True)
+        last.register_forward_hook(self._leave)
+
+    def _enter(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        whole = args[0] if args else kwargs["hidden_states"]
+        self._width = whole.shape[1]
+        own: torch.Tensor = _Cut.apply(whole, self._width, self._group)  # type: ignore[no-untyped-call]
+        return ((own, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": own})
+
+    def _leave(self, layer: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        whole: torch.Tensor = _Join.apply(output, self._width, self._group)  # type: ignore[no-untyped-call]
+        return whole
+
+    def gather(self, own: torch.Tensor) -> torch.Tensor:
+        """All tokens (rows, width, H) from each rank's (rows, ceil(width / tp), H), for work that ranks divide; gradients are summed."""
+        whole: torch.Tensor = _Gather.apply(own, self._width, self._group)  # type: ignore[no-untyped-call]
+        return whole
+
+    def sum_and_cut(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's tokens (rows, ceil(width / tp), H) of the sum over ranks of (rows, width, H)."""
+        own: torch.Tensor = _SumAndCut.apply(whole, self._width, self._group)  # type: ignore[no-untyped-call]
+        return own
+
+
+class _Cut(torch.autograd.Function):
+    """This rank's tokens of what all ranks have; they all get the whole gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, width: int, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.width, ctx.group = width, group
+        return _own(whole, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _gathered(grad, ctx.width, ctx.group), None, None
+
+
+class _Join(torch.autograd.Function):
+    """All tokens, with which all ranks go on alike, so that each has the whole gradient already."""
+
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, width: int, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return _gathered(own, width, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _own(grad, ctx.group), None, None
+
+
+class _Gather(torch.autograd.Function):
+    """All tokens, with which each rank does a part of the work, so that gradients are summed."""
+
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, width: int, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return _gathered(own, width, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _summed_own(grad, ctx.group), None, None
+
+
+class _SumAndCut(torch.autograd.Function):
+    """The opposite of :class:`_Gather`."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, width: int, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.width, ctx.group = width, group
+        return _summed_own(whole, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _gathered(grad, ctx.width, ctx.group), None, None
+
+
+def _by_rank(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """(rows, width, H), padded with zeros, as (tp, rows, ceil(width / tp), H); a view where it can be."""
+    size = group.size()
+    tokens = -(-whole.shape[1] // size)
+    return F.pad(whole, (0, 0, 0, tokens * size - whole.shape[1])).unflatten(1, (size, tokens)).transpose(0, 1)
+
+
+def _own(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    return _by_rank(whole, group)[group.rank()].clone(memory_format=torch.contiguous_format)  # lets go of the whole
+
+
+def _summed_own(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    parts = _by_rank(whole, group).contiguous()
+    own = parts.new_empty(parts.shape[1:])
+    dist.reduce_scatter_single(own.view(-1), parts.view(-1), group=group)
+    return own
+
+
+def _gathered(own: torch.Tensor, width: int, group: dist.ProcessGroup) -> torch.Tensor:
+    parts = own.new_empty(group.size(), *own.shape)
+    dist.all_gather_single(parts.view(-1), own.contiguous().view(-1), group=group)
+    return parts.transpose(0, 1).flatten(1, 2)[:, :width]  # a view where there is one row

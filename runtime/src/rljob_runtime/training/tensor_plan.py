@@ -1,0 +1,137 @@
+"""Which part of a decoder layer each tensor-parallel rank has: transformers' plans (``base_model_tp_plan``), completed where they gather.
+
+A plan divides linear layers by output channels (``colwise``) or input channels (``rowwise``). Where something between the two needs more
+than a rank's channels, plans gather whole outputs and cut them again (``colwise_gather_output``, ``rowwise_split_input``): every rank then
+computes the same of it. Here these are divided as well, and what they are gathered for has a style of its own:
+
+* projections above one another in one weight (``qkv_proj``, ``gate_up_proj``): each rank has consecutive rows of the weight, as a
+  checkpoint has them, and ranks exchange outputs (:mod:`.tensor_layers`);
+* norms over a whole projection (OLMo 2): one sum of squares per token;
+* norms within heads with a weight for each head (Cohere): a rank's heads alone;
+* learned numbers of an activation function (Apertus): whole on each rank, which sees only its channels.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.activations import XIELUActivation
+
+from rljob_api.rules.model import DIVIDED_SIZES, TENSOR_PARALLEL_MODELS, UNDIVIDED_MODELS
+from rljob_runtime.errors import ModelError
+
+
+class Style(enum.Enum):
+    """What tensor parallelism does with a module."""
+
+    COLUMN = "colwise"
+    """Linear, divided by output channels; each rank has the whole input."""
+    ROW = "rowwise"
+    """Linear, divided by input channels; outputs are summed over tp."""
+    PARTIAL = "replicated_with_grad_allreduce"
+    """Whole on each rank, and sees only this rank's heads or channels."""
+    WHOLE_NORM = "norm over a whole projection"
+    """RMS norm over all heads, of which each rank has its own."""
+    HEAD_NORM = "norm with a weight for each head"
+    """Divided by heads."""
+
+
+PLANNED = {
+    "colwise": Style.COLUMN,
+    "colwise_gather_output": Style.COLUMN,
+    "rowwise": Style.ROW,
+    "rowwise_split_input": Style.ROW,
+    "replicated_with_grad_allreduce": Style.PARTIAL,
+}
+"""Styles of transformers' plans that are known here."""
+FUSED_ATTENTION, FUSED_MLP = "qkv_proj", "gate_up_proj"
+"""Linear layers that are several projections above one another: queries, keys and values; gate and up."""
+IN_LAYERS = "layers.*."
+"""How a plan's names of modules of the decoder layers begin."""
+_NORMALIZED = {"q_norm": "q_proj", "k_norm": "k_proj"}
+"""Norms and the projections before them."""
+
+
+def layer_styles(model: PreTrainedModel, layer: nn.Module) -> dict[str, Style]:
+    """Style of each module of a decoder layer that has one, by its name in the layer.
+
+    Parameters of other modules have to be the layer's own norms, which see whole hidden states.
+
+    Args:
+        model: whole.
+        layer: one of its decoder layers.
+
+    Raises:
+        ModelError: the plan leaves something within an attention or MLP, whose part of the work is not known.
+    """
+    config = model.config.get_text_config()
+    plan = {name.removeprefix(IN_LAYERS): style for name, style in config.base_model_tp_plan.items() if name.startswith(IN_LAYERS)}
+    styles = {name: PLANNED[style] for name, style in plan.items() if style in PLANNED}
+    styles |= {name: style for name, module in layer.named_modules() if name not in styles and (style := _between(layer, name, module))}
+    blocks = {name.rpartition(".")[0] for name in styles}
+    owners = {name.rpartition(".")[0] for name, _ in layer.named_parameters()}
+    unknown = sorted(owner for owner in owners if owner not in styles and ("." in owner or owner in blocks))
+    if unknown:
+        raise ModelError(
+            f"{type(layer).__name__} has {', '.join(unknown)}, which the tensor-parallel plan of {config.model_type} does not divide; "
+            "set tensorParallelSize to 1"
+        )
+    return styles
+
+
+def _between(layer: nn.Module, name: str, module: nn.Module) -> Style | None:
+    """Style of what stands between divided linear layers and is in no plan; None: not known."""
+    block, _, last = name.rpartition(".")
+    if isinstance(module, XIELUActivation):
+        return Style.PARTIAL
+    projection = getattr(layer.get_submodule(block), _NORMALIZED.get(last, ""), None) if block else None
+    weight = getattr(module, "weight", None)
+    if weight is None or not isinstance(projection, nn.Linear) or weight.numel() != projection.out_features:
+        return None
+    if weight.ndim == 2:
+        return Style.HEAD_NORM
+    return Style.WHOLE_NORM if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon") else None
+
+
+def check_plan(model: PreTrainedModel, tp_size: int) -> None:
+    """Refuse a model whose layers cannot be divided.
+
+    Raises:
+        ModelError: naming what does not fit.
+    """
+    config = model.config.get_text_config()
+    kind, remedy = config.model_type, "set tensorParallelSize to 1"
+    if kind in UNDIVIDED_MODELS:
+        raise ModelError(f"model type {kind} cannot be divided by tensor parallelism: {UNDIVIDED_MODELS[kind]}; {remedy}")
+    if kind not in TENSOR_PARALLEL_MODELS or not _is_plain(model.get_input_embeddings()):
+        known = ", ".join(TENSOR_PARALLEL_MODELS)
+        raise ModelError(f"model type {kind} has no tensor-parallel plan (there is one for {known}); {remedy}")
+    for key in DIVIDED_SIZES:
+        value = getattr(config, key, None)
+        if value is not None and value % tp_size != 0:
+            raise ModelError(f"tensor_parallel_size is {tp_size} but the model has {key} {value}; choose a divisor of it")
+
+
+def fused_sizes(config: PretrainedConfig, name: str, module: nn.Linear) -> tuple[int, ...] | None:
+    """Output channels of each projection of a fused linear layer; None for a layer that is one projection.
+
+    Args:
+        config: of the text model.
+        name: of the module in its layer.
+        module: whole.
+    """
+    last = name.rpartition(".")[2]
+    if last == FUSED_MLP:
+        return (module.out_features // 2,) * 2
+    if last == FUSED_ATTENTION:
+        head_dim = module.out_features // (config.num_attention_heads + 2 * config.num_key_value_heads)
+        return config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim, config.num_key_value_heads * head_dim
+    return None
+
+
+def _is_plain(embedding: Any) -> bool:
+    """Whether it looks rows up and, as Gemma's, multiplies them by one number."""
+    return type(embedding) is nn.Embedding or (isinstance(embedding, nn.Embedding) and hasattr(embedding, "embed_scale"))
