@@ -76,7 +76,12 @@ class VllmLoop:
         self.vocab_size: int = self._engine.model_config.get_vocab_size()
         self.version = 0
         self.core.set_weight_version("0")
-        self._weights = WeightUpdates(self.core, self.process_ended, None if config.adapters is None else install_received)
+        self._weights = WeightUpdates(
+            self.core,
+            self.process_ended,
+            None if config.adapters is None else install_received,
+            drops_copies=config.release != "discard",
+        )
         self.residence = EngineResidence(config.release != "never")
         self._discards = config.release != "copy"
         self._memory: EngineMemory

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -23,12 +25,14 @@ from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, Weight
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload, layerwise
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+from rljob_runtime.engine.vllm.load_record import LoadPlan, LoadRecorder
 from rljob_runtime.engine.vllm.packed_weights import repack_experts, repack_shared_weights
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.assembly import shorten
 from rljob_runtime.weightsync.packing import as_byte_tensor, unpack
 from rljob_runtime.weightsync.parcel import Remote, view
+from rljob_runtime.weightsync.patching import Places, different, write_changes, write_whole
 from rljob_runtime.weightsync.shared_memory import SharedBytes
 
 if TYPE_CHECKING:
@@ -39,11 +43,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NOT_WRITTEN = "changes written into parameters left other bits than the weights have in"
+"""How a failed comparison is known where an error comes as text alone."""
 BACKEND = "rljob"
 """The name under which vLLM knows this receiver (``weight_transfer_config={"backend": "rljob"}``)."""
 
 
 _count_loaded = layerwise.get_numel_loaded
+_materialize_layer = layerwise.materialize_layer
+_thread = threading.local()
+"""``recorder``: of a load that this thread makes and that is recorded."""
+
+
+def _recorder() -> LoadRecorder | None:
+    return getattr(_thread, "recorder", None)
 _counts: WeakKeyDictionary[object, dict[Hashable, tuple[int, object]]] = WeakKeyDictionary()
 """By layer, or by the loader that belongs to none."""
 
@@ -54,6 +67,8 @@ def count_once(loader: Callable[..., object], given: inspect.BoundArguments) -> 
     vLLM finds out by a trial run of the loader, which is a quarter of the reload of a small model. It follows from shapes, so that the
     first update tells it of all later ones. Loaders that are rebuilt for each reload are tried each time.
     """
+    if (recorder := _recorder()) is not None:
+        return recorder.trial(_count_loaded, loader, given)
     owner: object = loader
     function: object = loader
     if isinstance(loader, MethodType):
@@ -79,9 +94,17 @@ def _shown(value: object) -> object:
     return type(value), value.shape, plain
 
 
+def materialize(layer: torch.nn.Module, info: Any) -> None:
+    """vLLM's ``materialize_layer``, seen by a recorder."""
+    _materialize_layer(layer, info)
+    if (recorder := _recorder()) is not None:
+        recorder.materialized(layer)
+
+
 def register() -> None:
     """Make the receiver known to vLLM in this process; repeated calls do nothing."""
     layerwise.get_numel_loaded = count_once
+    layerwise.materialize_layer = materialize
     try:
         WeightTransferEngineFactory.register_engine(BACKEND, __name__, BucketReceiver.__name__)
     except ValueError as exc:
@@ -116,6 +139,12 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         self._loaded: set[str] = set()
         self._adapters: dict[str, torch.Tensor] | None = None if vllm_config.lora_config is None else {}
         """What came of an update of adapters; None: updates bring weights."""
+        self._records = False
+        self._part: frozenset[str] | None = None
+        """Checkpoint tensors that the next update loads; None: all."""
+        self._loading: torch.nn.Module | LayerGroup = model
+        self.plan: LoadPlan | None = None
+        """How the model's loaders fill its parameters, once a load was recorded."""
 
     def init_transfer_engine(self, init_info: ReceiverInit) -> None:
         """Nothing to open."""
@@ -135,7 +164,22 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
             if info.can_load():
                 info.loaded_weights.clear()
                 info.load_numel = 0
-        initialize_layerwise_reload(self.model)
+        _thread.recorder = None
+        part, self._part, self._loading = self._part, None, self.model
+        if part is not None and self.plan is not None:
+            self._loading = group_of(self.model, {layer for name in part for layer in self.plan.layers[name]})
+        live = [*self.model.parameters(), *self.model.buffers()]
+        initialize_layerwise_reload(self._loading)
+        if self._records:
+            self._records, _thread.recorder = False, LoadRecorder(self.model, live)
+
+    def record_next(self) -> None:
+        """Watch the next update, which is a whole one, and find out how the loaders fill the parameters."""
+        self._records = True
+
+    def load_next(self, names: frozenset[str]) -> None:
+        """The next update brings these checkpoint tensors alone: all of the layers that they fill."""
+        self._part = names
 
     def receive_weights(self, update_info: BucketUpdate) -> None:
         """Load one bucket: one copy to the device, then views of it through the model's own loader; adapters wait for the end.
@@ -148,7 +192,13 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
             self._adapters |= {name: tensor.clone() for name, tensor in unpack(update_info.bucket, data)}
             return
         data = data.to(self.device)
-        loaded: set[str] | None = self.model.load_weights(unpack(update_info.bucket, data))
+        loaded: set[str] | None
+        recorder = _recorder()
+        if recorder is None:
+            loaded = self.model.load_weights(unpack(update_info.bucket, data))
+        else:
+            with recorder.watching(), recorder.loading(update_info.bucket, data):
+                loaded = self.model.load_weights(unpack(update_info.bucket, data))
         if self._is_filled_again(update_info.payload):
             self._keep_pieces(data)
         # Models without bookkeeping return None; the names of the manifest were checked before.
@@ -180,10 +230,24 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         """Pack what was loaded for the kernels and put it into the original storage; adapters wait for :func:`install_received`."""
         if self._adapters is not None:
             return
-        finalize_layerwise_reload(self.model, self.model_config)
-        repack_shared_weights(self.model)
-        if self.device.type == "cpu":
-            repack_experts(self.model)
+        recorder = _recorder()
+        with nullcontext() if recorder is None else recorder.watching():
+            finalize_layerwise_reload(self._loading, self.model_config)
+            repack_shared_weights(self._loading)
+            if self.device.type == "cpu":
+                repack_experts(self._loading)
+        if recorder is not None:
+            _thread.recorder, self.plan = None, recorder.plan()
+
+    def places(self, bucket: Bucket) -> Places:
+        """Where the exact tensors of a bucket go, after a load was recorded."""
+        assert self.plan is not None
+        layers = dict(self.model.named_modules())
+        return {
+            slot.name: [(getattr(layers[layer], name).detach(), region) for (layer, name), region in self.plan.places[slot.name]]
+            for slot in bucket.slots
+            if slot.name in self.plan.places
+        }
 
     def take_adapters(self) -> dict[str, torch.Tensor]:
         """All that the last update brought; they are the caller's now."""
@@ -192,6 +256,70 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
 
     def shutdown(self) -> None:
         """Nothing to close."""
+
+
+class LayerGroup:
+    """Some layers of a model, in the place of the model where vLLM reloads layer by layer."""
+
+    def __init__(self, layers: Sequence[torch.nn.Module]) -> None:
+        """Keep them."""
+        self._layers = layers
+
+    def modules(self) -> Iterator[torch.nn.Module]:
+        """All of them, as of a model."""
+        return iter(self._layers)
+
+
+def group_of(model: torch.nn.Module, names: Collection[str]) -> LayerGroup:
+    """The layers of these names, those that run experts among them, and attention layers, which may compute something from others."""
+    from vllm.model_executor.layers.attention import is_deferred_attention_layer
+
+    chosen = [layer for name, layer in model.named_modules() if name in names]
+    ids = {id(layer) for layer in chosen}
+    for layer in model.modules():
+        runs = getattr(layer, "routed_experts", None)
+        if id(layer) not in ids and (is_deferred_attention_layer(layer) or (runs is not None and id(runs) in ids)):
+            chosen.append(layer)
+    return LayerGroup(chosen)
+
+
+def start_recorded(worker: Any) -> None:
+    """Start an update, a whole one, which is watched; see :mod:`~rljob_runtime.engine.vllm.load_record`."""
+    worker.weight_transfer_engine.record_next()
+    start_update(worker)
+
+
+def start_partial(worker: Any, names: frozenset[str]) -> None:
+    """Start an update of some checkpoint tensors."""
+    worker.weight_transfer_engine.load_next(names)
+    start_update(worker)
+
+
+def plan_of(worker: Any) -> LoadPlan | None:
+    """What the recorded update showed, without the places in this worker."""
+    plan: LoadPlan | None = worker.weight_transfer_engine.plan
+    return None if plan is None else replace(plan, places={})
+
+
+def write_bucket(worker: Any, bucket: Bucket, payload: Payload, is_whole: bool) -> None:
+    """Write a bucket's exact tensors into the parameters, all of them or what changed."""
+    engine, data = worker.weight_transfer_engine, view(payload)
+    places = engine.places(bucket)
+    if is_whole:
+        write_whole(places, bucket, as_byte_tensor(data).to(engine.device))
+    else:
+        write_changes(places, bucket, data)
+
+
+def compare_bucket(worker: Any, bucket: Bucket, payload: Payload) -> None:
+    """Compare a bucket's exact tensors with the parameters.
+
+    Raises:
+        WeightSyncError: they differ.
+    """
+    engine = worker.weight_transfer_engine
+    if found := different(engine.places(bucket), bucket, as_byte_tensor(view(payload)).to(engine.device)):
+        raise WeightSyncError(f"{NOT_WRITTEN} {shorten(found)}")
 
 
 def fetch_tests(worker: Any, tests: tuple[Remote, ...]) -> None:
