@@ -19,10 +19,11 @@ from transformers import Qwen2ForCausalLM
 
 from rljob_runtime.engine.vllm.engine import VllmEngine
 from rljob_runtime.engine.vllm.environment import engine_environment
+from rljob_runtime.engine.vllm.weight_receiver import BucketReceiver
 from rljob_runtime.errors import CorruptedWeightsError, DataError, EngineDiedError, ModelError, RuntimeFault, WeightSyncError
 from rljob_runtime.records import Bucket, Sampling, VersionSpan
 from rljob_runtime.weightsync.assembly import UpdateAssembly
-from rljob_runtime.weightsync.delta import DeltaEncoder
+from rljob_runtime.weightsync.delta import DeltaEncoder, Images
 from rljob_runtime.weightsync.packing import pack
 from rljob_runtime.weightsync.parcel import Parcel, sealed
 from rljob_runtime.weightsync.shared_memory import Segments
@@ -161,6 +162,12 @@ class Sparse:
         assert self._engine.finish_update(TIMEOUT_S) == version
         return sparse
 
+    def images(self) -> Images:
+        """What the engine keeps beside its parameters."""
+        images = self._engine._receiver._images
+        assert isinstance(images, Images)
+        return images
+
 
 @pytest.mark.parametrize("kind", ["tied", "untied"])
 @pytest.mark.parametrize("bring", [push, push_shared])
@@ -200,6 +207,32 @@ def test_sparse_and_whole_buckets_of_one_update_leave_the_same_bits(tied: VllmEn
     assert set(sparse.push(first, tied.version() + 1)) == {True, False}
     assert multiplied_bits(tied) == AS_READ[tied]
     tied.prepare_receiver(PACKED_RECEIVER, {})
+
+
+def test_changes_are_written_into_plain_weights_and_nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With kernels that read the parameters themselves, as those of GPUs do: fused projections and the tied head among them."""
+    monkeypatch.setattr("vllm._custom_ops._supports_onednn", False)
+    monkeypatch.setattr("vllm.model_executor.layers.utils.check_cpu_sgl_kernel", lambda *shape: False)
+    for engine in started(save(new_model(tied=True, seed=0), tmp_path)):
+        sparse, other = Sparse(engine), weights(new_model(tied=True, seed=3))
+        some = {name: tensor.clone() for name, tensor in weights(new_model(tied=True, seed=0)).items()}
+        for version in range(1, 4):
+            sparse.push(some, version)
+            for name, tensor in some.items():
+                tensor.view(-1)[version::50] = other[name].view(-1)[version::50]
+        whole = next(name for name in some if "layers.0" in name and "down_proj" in name)
+        some[whole] = other[whole]  # its bucket travels whole
+        with monkeypatch.context() as patch:
+            patch.setattr(BucketReceiver, "start_weight_update", None)
+            assert set(sparse.push(some, 4)) == {True, False}
+            some["model.norm.weight"].view(-1)[::3] *= -1.0
+            sparse.push(some, 5)
+        images = sparse.images()
+        assert images.size_bytes == 0, "the parameters are the only copy"
+        after = multiplied_bits(engine)
+        assert after != AS_READ[engine]
+        push_whole(engine, some)
+        assert multiplied_bits(engine) == after
 
 
 def push_whole(engine: VllmEngine, tensors: dict[str, torch.Tensor]) -> None:

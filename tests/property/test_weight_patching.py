@@ -43,7 +43,7 @@ def test_changes_leave_the_bits_of_whole_copies(
     now = {name: torch.randn(shape, generator=random).to(DTYPES[dtype]) for name, dtype, shape, _, _ in cut}
     # Each parameter has a margin, rows of another part before, and the dimensions of its tensor in another order.
     parameters, views, places = {}, {}, {}
-    for name, dtype, shape, spans, order in cut:
+    for name, dtype, _, spans, order in cut:
         part = now[name]
         for dim, (start, length) in enumerate(spans):
             part = part.narrow(dim, start, length)

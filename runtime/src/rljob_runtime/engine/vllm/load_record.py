@@ -81,10 +81,12 @@ def _tensors(*values: object) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
-def _is_view(func: Any) -> bool:
-    """Whether an operator only looks at the same memory in another way."""
+def _is_view(func: Any, given: tuple[Any, ...], answer: object) -> bool:
+    """Whether an operator only looked at the same memory in another way; some copy where they must, as ``contiguous`` does."""
     returns = func._schema.returns
-    return bool(returns) and all(found.alias_info is not None and not found.alias_info.is_write for found in returns)
+    if not returns or any(found.alias_info is None or found.alias_info.is_write for found in returns):
+        return False
+    return {storage_of(tensor) for tensor in _tensors(answer)} <= {storage_of(tensor) for tensor in _tensors(given)}
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -140,10 +142,11 @@ class _LoaderTrace(TorchDispatchMode):
         """Why it is no plain copy."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        if not _is_view(func):
+        answer = func(*args, **(kwargs or {}))
+        if not _is_view(func, args, answer):
             with _disable_current_modes():
                 self._see(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
+        return answer
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         written = [tensor for tensor in _written(func, args, kwargs) if storage_of(tensor) == self._storage]
@@ -205,7 +208,7 @@ class _ReadWatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         answer = func(*args, **(kwargs or {}))
-        if not _is_view(func):
+        if not _is_view(func, args, answer):
             given = {storage_of(tensor) for tensor in _tensors(args, kwargs)}
             self._loading -= {storage_of(tensor) for tensor in _tensors(answer)} - given  # memory that was another's before
             if func is COPY:
@@ -230,9 +233,18 @@ class _ReadWatch(TorchDispatchMode):
 class LoadRecorder:
     """Watches one whole load of a model; to be made while its layers are ready to be loaded, on the meta device."""
 
-    def __init__(self, model: torch.nn.Module, live: Collection[torch.Tensor]) -> None:
-        """``live``: parameters and buffers that the model computes with, which the load fills in the end."""
+    def __init__(
+        self, model: torch.nn.Module, live: Collection[torch.Tensor], has_copy: Callable[[torch.nn.Module], bool] = lambda layer: False
+    ) -> None:
+        """Begin to watch.
+
+        Args:
+            model: what is loaded.
+            live: parameters and buffers that it computes with, which the load fills in the end.
+            has_copy: whether a layer is known to compute with something else than its parameters.
+        """
         self._model = model
+        self._has_copy = has_copy
         self._targets: dict[int, tuple[torch.Tensor, Path]] = {
             id(tensor): (tensor, (layer_name, name))
             for layer_name, layer in model.named_modules()
@@ -250,9 +262,14 @@ class LoadRecorder:
         self._names: set[str] = set()
         self._refused: str | None = None
 
-    def watching(self) -> TorchDispatchMode:
-        """To be entered around all that happens between the first bucket and the last step of processing."""
-        return self._watch
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around all that happens between the first bucket and the last step of processing.
+
+        Below autograd, because its fallback for operators without tensors among their results hides them from modes.
+        """
+        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd(), self._watch:
+            yield
 
     @contextmanager
     def loading(self, bucket: Bucket, data: torch.Tensor) -> Iterator[None]:
@@ -329,7 +346,7 @@ class LoadRecorder:
         live = getattr(layer, path[1], None)
         if live is None or (live.shape, live.stride(), live.dtype) != (meta.shape, meta.stride(), meta.dtype):
             return "it is kept in another form"
-        if storage_of(live) in self._watch.read:
+        if storage_of(live) in self._watch.read or self._has_copy(layer):
             return "other memory follows from it"
         copies, constant = self._copied[path], self._constant[path]
         covered = torch.zeros(live.untyped_storage().nbytes() // live.element_size(), dtype=torch.bool, device=live.device)

@@ -26,7 +26,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from rljob_runtime.engine.vllm.load_record import LoadPlan, LoadRecorder
-from rljob_runtime.engine.vllm.packed_weights import repack_experts, repack_shared_weights
+from rljob_runtime.engine.vllm.packed_weights import has_packed_copy, repack_experts, repack_shared_weights
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.assembly import shorten
@@ -57,6 +57,8 @@ _thread = threading.local()
 
 def _recorder() -> LoadRecorder | None:
     return getattr(_thread, "recorder", None)
+
+
 _counts: WeakKeyDictionary[object, dict[Hashable, tuple[int, object]]] = WeakKeyDictionary()
 """By layer, or by the loader that belongs to none."""
 
@@ -171,7 +173,7 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         live = [*self.model.parameters(), *self.model.buffers()]
         initialize_layerwise_reload(self._loading)
         if self._records:
-            self._records, _thread.recorder = False, LoadRecorder(self.model, live)
+            self._records, _thread.recorder = False, LoadRecorder(self.model, live, has_packed_copy)
 
     def record_next(self) -> None:
         """Watch the next update, which is a whole one, and find out how the loaders fill the parameters."""
