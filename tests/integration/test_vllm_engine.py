@@ -19,6 +19,7 @@ from transformers import Qwen2ForCausalLM
 
 from rljob_runtime.engine.vllm.engine import VllmEngine
 from rljob_runtime.engine.vllm.environment import engine_environment
+from rljob_runtime.engine.vllm.patched_updates import PatchedUpdates
 from rljob_runtime.engine.vllm.weight_receiver import BucketReceiver
 from rljob_runtime.errors import CorruptedWeightsError, DataError, EngineDiedError, ModelError, RuntimeFault, WeightSyncError
 from rljob_runtime.records import Bucket, Sampling, VersionSpan
@@ -235,6 +236,34 @@ def test_changes_are_written_into_plain_weights_and_nothing_is_loaded(tmp_path: 
         assert multiplied_bits(engine) == after
 
 
+def test_a_wrong_record_is_found_by_the_first_sparse_update_and_leaves_the_right_bits(
+    tied: VllmEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = weights(new_model(tied=True, seed=0))
+    assert tied.loop is not None
+    monkeypatch.setattr(tied.loop._weights, "_patched", PatchedUpdates(drops_copies=True))
+    push_whole(tied, first)
+    sparse = Sparse(tied)
+    sparse.push(first, tied.version() + 1)  # recorded
+    record = tied.loop.core.collective_rpc(lambda worker: worker.weight_transfer_engine)[0]
+    norms = [name for name in record.plan.places if "norm" in name and record.plan.places[name]]
+    swapped = {norms[0]: record.plan.places[norms[1]], norms[1]: record.plan.places[norms[0]]}
+    monkeypatch.setattr(record, "plan", replace(record.plan, places={**record.plan.places, **swapped}))
+    changed = {name: tensor.clone() for name, tensor in first.items()}
+    changed[norms[0]].view(-1)[::5] *= 2.0
+    sparse.push(changed, tied.version() + 1)
+    assert "from now on they are loaded as whole ones" in caplog.text
+    after = multiplied_bits(tied)
+    push_whole(tied, changed)
+    assert multiplied_bits(tied) == after
+    sparse = Sparse(tied)
+    for tensors in (changed, first):
+        sparse.push(tensors, tied.version() + 1)
+    assert multiplied_bits(tied) == AS_READ[tied]
+    assert sparse.images().size_bytes > 0
+    tied.prepare_receiver(PACKED_RECEIVER, {})
+
+
 def push_whole(engine: VllmEngine, tensors: dict[str, torch.Tensor]) -> None:
     engine.prepare_receiver(PACKED_RECEIVER, {})
     manifest, version = manifest_of(tensors), engine.version() + 1
@@ -297,8 +326,6 @@ def test_keep_goes_on_with_old_keys_and_new_requests_do_not_see_them(engine: Vll
 
 
 def test_a_failure_while_loading_stops_generation_until_a_full_update(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rljob_runtime.engine.vllm.weight_receiver import BucketReceiver
-
     receive = BucketReceiver.receive_weights
     calls = []
 

@@ -200,10 +200,8 @@ class Images:
             image[:] = data
         else:
             assert image is not None  # only of dropped buckets
-            number, index = UNSIGNED[number_bytes(bucket)], index_type(bucket)
-            count = data.size // (index.itemsize + number.itemsize)
-            changed = data[: count * index.itemsize].view(index)
-            image.view(number)[changed] = data[count * index.itemsize :].view(number)
+            changed, numbers = split_changes(bucket, data)
+            image.view(numbers.dtype)[changed] = numbers
         self._held[bucket.index] = parcel.version, image
         shown = image.view()
         shown.flags.writeable = False
@@ -218,3 +216,16 @@ def number_bytes(bucket: Bucket) -> int:
 def index_type(bucket: Bucket) -> np.dtype[Any]:
     """What an index of a number in the bucket fits."""
     return UNSIGNED[4] if bucket.size_bytes // number_bytes(bucket) <= 2**32 else UNSIGNED[8]
+
+
+def split_changes(bucket: Bucket, changes: ByteArray) -> tuple[npt.NDArray[np.unsignedinteger[Any]], npt.NDArray[np.unsignedinteger[Any]]]:
+    """Ascending indexes of a bucket's numbers, and the new numbers, of what an encoder made."""
+    number, index = UNSIGNED[number_bytes(bucket)], index_type(bucket)
+    end = changes.size // (index.itemsize + number.itemsize) * index.itemsize
+    return changes[:end].view(index), changes[end:].view(number)
+
+
+def between(indexes: npt.NDArray[np.unsignedinteger[Any]], first: int, end: int) -> tuple[int, int]:
+    """Where indexes from ``first`` to before ``end`` lie among ascending ones; sought in their type, or all would be converted."""
+    kind = indexes.dtype.type
+    return int(np.searchsorted(indexes, kind(first))), int(np.searchsorted(indexes, kind(end - 1), side="right"))

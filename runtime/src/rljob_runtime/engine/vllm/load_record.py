@@ -177,7 +177,7 @@ class _LoaderTrace(TorchDispatchMode):
         self.copied.append(_Copied(name=slot.name, region=region, proof=proof))
 
     def _region(self, target: torch.Tensor, first: int, strides: tuple[int, ...]) -> Region | None:
-        offset = target.storage_offset() - self._target.storage_offset()
+        offset = int(target.storage_offset()) - int(self._target.storage_offset())
         return Region.of(target.shape, first, strides, offset, target.stride()) if offset >= 0 else None
 
 

@@ -16,14 +16,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from rljob_runtime.engine.vllm.load_record import LoadPlan, closed
 from rljob_runtime.engine.vllm.weight_receiver import NOT_WRITTEN, compare_bucket, start_partial, start_update, write_bucket
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.assembly import UpdateAssembly, shorten
-from rljob_runtime.weightsync.delta import Images, index_type, number_bytes
+from rljob_runtime.weightsync.delta import Images, between, number_bytes, split_changes
 from rljob_runtime.weightsync.parcel import Held, Payload, view
 from rljob_runtime.weightsync.transport import IncomingUpdate
 
@@ -165,11 +163,11 @@ def _images(incoming: IncomingUpdate) -> Images | None:
 def _changed(bucket: Bucket, held: Held, among: frozenset[str]) -> set[str]:
     """Tensors, among some, of which something changed in a bucket."""
     assert held.changes is not None
-    data, size, kind = view(held.changes), number_bytes(bucket), index_type(bucket)
-    indexes = data[: data.size // (kind.itemsize + size) * kind.itemsize].view(kind)
+    size, (indexes, _) = number_bytes(bucket), split_changes(bucket, view(held.changes))
     found = set()
     for slot in bucket.slots:
-        first, end = np.searchsorted(indexes, (slot.offset_bytes // size, (slot.offset_bytes + slot.size_bytes) // size))
-        if slot.name in among and first < end:
-            found.add(slot.name)
+        if slot.name in among and slot.size_bytes:
+            first, end = between(indexes, slot.offset_bytes // size, (slot.offset_bytes + slot.size_bytes) // size)
+            if first < end:
+                found.add(slot.name)
     return found
