@@ -14,17 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from transformers import Qwen2ForCausalLM
 
 from rljob_runtime.engine.vllm.engine import VllmEngine
 from rljob_runtime.engine.vllm.environment import engine_environment
-from rljob_runtime.engine.vllm.patched_updates import PatchedUpdates
 from rljob_runtime.engine.vllm.weight_receiver import BucketReceiver
 from rljob_runtime.errors import CorruptedWeightsError, DataError, EngineDiedError, ModelError, RuntimeFault, WeightSyncError
 from rljob_runtime.records import Bucket, Sampling, VersionSpan
 from rljob_runtime.weightsync.assembly import UpdateAssembly
-from rljob_runtime.weightsync.delta import DeltaEncoder, Images
 from rljob_runtime.weightsync.packing import pack
 from rljob_runtime.weightsync.parcel import Parcel, sealed
 from rljob_runtime.weightsync.shared_memory import Segments
@@ -52,7 +49,7 @@ from tests.support.engine_contract import (
     weights,
 )
 from tests.support.records import collected, tokens
-from tests.support.vllm_engine import running
+from tests.support.vllm_engine import PACKED_RECEIVER, Sparse, push_whole, running
 
 
 def started(path: str, **settings: object) -> Iterator[VllmEngine]:
@@ -62,7 +59,6 @@ def started(path: str, **settings: object) -> Iterator[VllmEngine]:
         yield engine
 
 
-PACKED_RECEIVER = "rljob_runtime.weightsync.transports.object_store:PackedReceiver"
 AS_READ: dict[VllmEngine, list[dict[str, int]]] = {}
 """What each engine multiplied with when it had read its folder, the weights of seed 0."""
 
@@ -142,34 +138,6 @@ def test_after_an_update_through_shared_memory_scores_are_those_of_the_new_weigh
     check_scores_after_updates(engine, tied=False, bring=push_shared)
 
 
-class Sparse:
-    """Updates of which only the numbers that changed travel."""
-
-    def __init__(self, engine: VllmEngine) -> None:
-        engine.prepare_receiver(PACKED_RECEIVER, {"sparse": True})
-        self._engine = engine
-        self._encoder = DeltaEncoder(0.4)
-
-    def push(self, tensors: dict[str, torch.Tensor], version: int) -> list[bool]:
-        """Which buckets were sparse."""
-        manifest, sparse = manifest_of(tensors), []
-        self._engine.begin_update(manifest, version)
-        for bucket in manifest.buckets:
-            room = self._encoder.room(bucket)
-            pack(bucket, tensors, room)
-            data, base = self._encoder.encode(version, bucket, room)
-            self._engine.load_bucket(bucket.index, sealed(version, data, base=base))
-            sparse.append(base is not None)
-        assert self._engine.finish_update(TIMEOUT_S) == version
-        return sparse
-
-    def images(self) -> Images:
-        """What the engine keeps beside its parameters."""
-        images = self._engine._receiver._images
-        assert isinstance(images, Images)
-        return images
-
-
 @pytest.mark.parametrize("kind", ["tied", "untied"])
 @pytest.mark.parametrize("bring", [push, push_shared])
 def test_after_an_update_every_layer_multiplies_with_the_bits_that_a_start_gives(
@@ -208,69 +176,6 @@ def test_sparse_and_whole_buckets_of_one_update_leave_the_same_bits(tied: VllmEn
     assert set(sparse.push(first, tied.version() + 1)) == {True, False}
     assert multiplied_bits(tied) == AS_READ[tied]
     tied.prepare_receiver(PACKED_RECEIVER, {})
-
-
-def test_changes_are_written_into_plain_weights_and_nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With kernels that read the parameters themselves, as those of GPUs do: fused projections and the tied head among them."""
-    monkeypatch.setattr("vllm._custom_ops._supports_onednn", False)
-    monkeypatch.setattr("vllm.model_executor.layers.utils.check_cpu_sgl_kernel", lambda *shape: False)
-    for engine in started(save(new_model(tied=True, seed=0), tmp_path)):
-        sparse, other = Sparse(engine), weights(new_model(tied=True, seed=3))
-        some = {name: tensor.clone() for name, tensor in weights(new_model(tied=True, seed=0)).items()}
-        for version in range(1, 4):
-            sparse.push(some, version)
-            for name, tensor in some.items():
-                tensor.view(-1)[version::50] = other[name].view(-1)[version::50]
-        whole = next(name for name in some if "layers.0" in name and "down_proj" in name)
-        some[whole] = other[whole]  # its bucket travels whole
-        with monkeypatch.context() as patch:
-            patch.setattr(BucketReceiver, "start_weight_update", None)
-            assert set(sparse.push(some, 4)) == {True, False}
-            some["model.norm.weight"].view(-1)[::3] *= -1.0
-            sparse.push(some, 5)
-        images = sparse.images()
-        assert images.size_bytes == 0, "the parameters are the only copy"
-        after = multiplied_bits(engine)
-        assert after != AS_READ[engine]
-        push_whole(engine, some)
-        assert multiplied_bits(engine) == after
-
-
-def test_a_wrong_record_is_found_by_the_first_sparse_update_and_leaves_the_right_bits(
-    tied: VllmEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    first = weights(new_model(tied=True, seed=0))
-    assert tied.loop is not None
-    monkeypatch.setattr(tied.loop._weights, "_patched", PatchedUpdates(drops_copies=True))
-    push_whole(tied, first)
-    sparse = Sparse(tied)
-    sparse.push(first, tied.version() + 1)  # recorded
-    record = tied.loop.core.collective_rpc(lambda worker: worker.weight_transfer_engine)[0]
-    norms = [name for name in record.plan.places if "norm" in name and record.plan.places[name]]
-    swapped = {norms[0]: record.plan.places[norms[1]], norms[1]: record.plan.places[norms[0]]}
-    monkeypatch.setattr(record, "plan", replace(record.plan, places={**record.plan.places, **swapped}))
-    changed = {name: tensor.clone() for name, tensor in first.items()}
-    changed[norms[0]].view(-1)[::5] *= 2.0
-    sparse.push(changed, tied.version() + 1)
-    assert "from now on they are loaded as whole ones" in caplog.text
-    after = multiplied_bits(tied)
-    push_whole(tied, changed)
-    assert multiplied_bits(tied) == after
-    sparse = Sparse(tied)
-    for tensors in (changed, first):
-        sparse.push(tensors, tied.version() + 1)
-    assert multiplied_bits(tied) == AS_READ[tied]
-    assert sparse.images().size_bytes > 0
-    tied.prepare_receiver(PACKED_RECEIVER, {})
-
-
-def push_whole(engine: VllmEngine, tensors: dict[str, torch.Tensor]) -> None:
-    engine.prepare_receiver(PACKED_RECEIVER, {})
-    manifest, version = manifest_of(tensors), engine.version() + 1
-    engine.begin_update(manifest, version)
-    for bucket in manifest.buckets:
-        engine.load_bucket(bucket.index, packed(bucket, tensors))
-    assert engine.finish_update(TIMEOUT_S) == version
 
 
 def test_a_streamed_update_that_breaks_off_stops_the_engine_until_a_full_one(engine: VllmEngine) -> None:

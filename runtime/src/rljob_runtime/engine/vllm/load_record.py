@@ -173,7 +173,7 @@ class _LoaderTrace(TorchDispatchMode):
         if region is None:
             self.fault = "its loader copies overlapping numbers"
             return
-        proof = _fingerprint(source.as_strided(region.shape, region.source_strides))
+        proof = fingerprint_of(source.as_strided(region.shape, region.source_strides))
         self.copied.append(_Copied(name=slot.name, region=region, proof=proof))
 
     def _region(self, target: torch.Tensor, first: int, strides: tuple[int, ...]) -> Region | None:
@@ -181,7 +181,8 @@ class _LoaderTrace(TorchDispatchMode):
         return Region.of(target.shape, first, strides, offset, target.stride()) if offset >= 0 else None
 
 
-def _fingerprint(view: torch.Tensor) -> int:
+def fingerprint_of(view: torch.Tensor) -> int:
+    """Of the bits of a view's numbers, in their order."""
     return fingerprint(view.contiguous().reshape(-1).view(torch.uint8))
 
 
@@ -357,7 +358,7 @@ class LoadRecorder:
         declared = getattr(meta, "weight_loader_numel", meta.numel())
         if sum(c.region.numel for c in copies) + sum(r.numel for r in constant) < declared:
             return "parts of it are not loaded"
-        if any(_fingerprint(copied.region.in_target(live.detach())) != copied.proof for copied in copies):
+        if any(fingerprint_of(copied.region.in_target(live.detach())) != copied.proof for copied in copies):
             return "its numbers are not the checkpoint's"
         return None
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from rljob_runtime.engine.vllm.weight_receiver import LayerGroup
+    from rljob_runtime.engine.vllm.layer_group import LayerGroup
 
 
 def has_packed_copy(layer: torch.nn.Module) -> bool:

@@ -3,10 +3,10 @@
 ::
 
     first whole update   loaded by vLLM, recorded in each worker  ──> plan
-    later ones           exact tensors: what changed is written   ──> the first time compared with the copy of the weights
+    later ones           exact tensors: what changed is written   ──> the first time all is loaded as well, and compared
                          others, where they changed: the copy's tensors of their layers are loaded
 
-If the comparison fails, everything is loaded from the copy then and from then on, and the log says so. Once it succeeded, copies of buckets
+If the comparison fails, everything is loaded from the copy from then on, and the log says so. Once it succeeded, copies of buckets
 whose tensors are all exact are dropped.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rljob_runtime.engine.vllm.load_record import LoadPlan, closed
-from rljob_runtime.engine.vllm.weight_receiver import NOT_WRITTEN, compare_bucket, start_partial, start_update, write_bucket
+from rljob_runtime.engine.vllm.weight_receiver import NOT_WRITTEN, compare_bits, remember_bits, start_partial, start_update, write_bucket
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.assembly import UpdateAssembly, shorten
@@ -106,37 +106,38 @@ class PatchedUpdates:
     def finish(self, incoming: IncomingUpdate, call: Call) -> None:
         """Load what could not be written, and compare what was written the first time."""
         assert self._plan is not None
-        if self._changed:
-            names = closed(self._changed, self._plan.layers)
-            self._load(names, call)
         if not self._proven:
-            try:
-                for kept in self._kept.values():
-                    call(compare_bucket, kept)
-                self._proven = True
-            except WeightSyncError as error:
-                if NOT_WRITTEN not in str(error):
-                    raise
-                logger.error("%s; from now on they are loaded as whole ones", error)
-                self._plan = replace(self._plan, refused="changes written into parameters went wrong")
-                call(start_update, ())
-                for number, (bucket, payload) in enumerate(self._kept.values(), 1):
-                    call("update_weights", ({"bucket": bucket, "payload": payload, "last": number == len(self._kept)},))
-                call("finish_weight_update", ())
+            self._prove(call)
+        elif self._changed:
+            names = closed(self._changed, self._plan.layers)
+            call(start_partial, (names,))
+            for bucket, payload in self._kept.values():
+                slots = tuple(slot for slot in bucket.slots if slot.name in names)
+                if slots:
+                    call("update_weights", ({"bucket": replace(bucket, slots=slots), "payload": payload, "last": False},))
+            call("finish_weight_update", ())
         self._kept.clear()
         self._changed.clear()
         if (images := _images(incoming)) is not None and self._proven and self._drops_copies and self._plan.refused is None:
             reloaded = self._plan.reloaded
             images.drop([b.index for b in incoming.manifest.buckets if not any(slot.name in reloaded for slot in b.slots)])
 
-    def _load(self, names: frozenset[str], call: Call) -> None:
-        """Load tensors from the copy of the weights."""
-        call(start_partial, (names,))
-        for bucket, payload in self._kept.values():
-            slots = tuple(slot for slot in bucket.slots if slot.name in names)
-            if slots:
-                call("update_weights", ({"bucket": replace(bucket, slots=slots), "payload": payload, "last": False},))
+    def _prove(self, call: Call) -> None:
+        """Load everything once more: what was written has to have the bits that a load leaves."""
+        assert self._plan is not None
+        call(remember_bits, ())
+        call(start_update, ())
+        for number, (bucket, payload) in enumerate(self._kept.values(), 1):
+            call("update_weights", ({"bucket": bucket, "payload": payload, "last": number == len(self._kept)},))
         call("finish_weight_update", ())
+        try:
+            call(compare_bits, ())
+        except WeightSyncError as error:
+            if NOT_WRITTEN not in str(error):
+                raise
+            logger.error("%s; the load holds, and from now on all updates are loaded", error)
+            self._plan = replace(self._plan, refused="changes written into parameters went wrong")
+        self._proven = True
 
 
 def whole_of(bucket: Bucket, payload: Payload) -> Payload:

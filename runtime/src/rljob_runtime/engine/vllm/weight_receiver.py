@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import MethodType
@@ -25,14 +25,15 @@ from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, Weight
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload, layerwise
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-from rljob_runtime.engine.vllm.load_record import LoadPlan, LoadRecorder
+from rljob_runtime.engine.vllm.layer_group import LayerGroup, group_of
+from rljob_runtime.engine.vllm.load_record import LoadPlan, LoadRecorder, fingerprint_of
 from rljob_runtime.engine.vllm.packed_weights import has_packed_copy, repack_experts, repack_shared_weights
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.assembly import shorten
 from rljob_runtime.weightsync.packing import as_byte_tensor, unpack
 from rljob_runtime.weightsync.parcel import Remote, view
-from rljob_runtime.weightsync.patching import Places, different, write_changes, write_whole
+from rljob_runtime.weightsync.patching import Places, write_changes, write_whole
 from rljob_runtime.weightsync.shared_memory import SharedBytes
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NOT_WRITTEN = "changes written into parameters left other bits than the weights have in"
+NOT_WRITTEN = "changes written into parameters left other bits than a load of the weights does in"
 """How a failed comparison is known where an error comes as text alone."""
 BACKEND = "rljob"
 """The name under which vLLM knows this receiver (``weight_transfer_config={"backend": "rljob"}``)."""
@@ -147,6 +148,8 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         self._loading: torch.nn.Module | LayerGroup = model
         self.plan: LoadPlan | None = None
         """How the model's loaders fill its parameters, once a load was recorded."""
+        self.written: dict[str, list[int]] = {}
+        """What changes left in the parameters, see :func:`compare_bits`."""
 
     def init_transfer_engine(self, init_info: ReceiverInit) -> None:
         """Nothing to open."""
@@ -251,6 +254,15 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
             if slot.name in self.plan.places
         }
 
+    def exact_bits(self) -> dict[str, list[int]]:
+        """Fingerprints of all that exact tensors have in the parameters, by tensor."""
+        assert self.plan is not None
+        layers = dict(self.model.named_modules())
+        return {
+            tensor: [fingerprint_of(region.in_target(getattr(layers[layer], name).detach())) for (layer, name), region in found]
+            for tensor, found in self.plan.places.items()
+        }
+
     def take_adapters(self) -> dict[str, torch.Tensor]:
         """All that the last update brought; they are the caller's now."""
         taken, self._adapters = self._adapters or {}, {}
@@ -258,31 +270,6 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
 
     def shutdown(self) -> None:
         """Nothing to close."""
-
-
-class LayerGroup:
-    """Some layers of a model, in the place of the model where vLLM reloads layer by layer."""
-
-    def __init__(self, layers: Sequence[torch.nn.Module]) -> None:
-        """Keep them."""
-        self._layers = layers
-
-    def modules(self) -> Iterator[torch.nn.Module]:
-        """All of them, as of a model."""
-        return iter(self._layers)
-
-
-def group_of(model: torch.nn.Module, names: Collection[str]) -> LayerGroup:
-    """The layers of these names, those that run experts among them, and attention layers, which may compute something from others."""
-    from vllm.model_executor.layers.attention import is_deferred_attention_layer
-
-    chosen = [layer for name, layer in model.named_modules() if name in names]
-    ids = {id(layer) for layer in chosen}
-    for layer in model.modules():
-        runs = getattr(layer, "routed_experts", None)
-        if id(layer) not in ids and (is_deferred_attention_layer(layer) or (runs is not None and id(runs) in ids)):
-            chosen.append(layer)
-    return LayerGroup(chosen)
 
 
 def start_recorded(worker: Any) -> None:
@@ -313,14 +300,20 @@ def write_bucket(worker: Any, bucket: Bucket, payload: Payload, is_whole: bool) 
         write_changes(places, bucket, data)
 
 
-def compare_bucket(worker: Any, bucket: Bucket, payload: Payload) -> None:
-    """Compare a bucket's exact tensors with the parameters.
+def remember_bits(worker: Any) -> None:
+    """Keep what identifies the numbers of all exact tensors in the parameters."""
+    worker.weight_transfer_engine.written = worker.weight_transfer_engine.exact_bits()
+
+
+def compare_bits(worker: Any) -> None:
+    """Compare the parameters with what was remembered of them.
 
     Raises:
         WeightSyncError: they differ.
     """
     engine = worker.weight_transfer_engine
-    if found := different(engine.places(bucket), bucket, as_byte_tensor(view(payload)).to(engine.device)):
+    now, engine.written, before = engine.exact_bits(), {}, engine.written
+    if found := sorted(name for name, bits in now.items() if bits != before[name]):
         raise WeightSyncError(f"{NOT_WRITTEN} {shorten(found)}")
 
 
