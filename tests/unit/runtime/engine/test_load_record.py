@@ -148,7 +148,7 @@ def load(model: Model, tensors: Mapping[str, torch.Tensor]) -> LoadPlan:
                 if layer.process is not None:
                     layer.process(layer)
                 for name, parameter in live[layer].items():
-                    parameter.data.copy_(layer._parameters[name])
+                    parameter.data.copy_(getattr(layer, name))
             layer._parameters.update(live[layer])
     return recorder.plan()
 
