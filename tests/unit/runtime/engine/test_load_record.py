@@ -119,11 +119,11 @@ class Model(nn.Module):
 
 def load(model: Model, tensors: Mapping[str, torch.Tensor]) -> LoadPlan:
     """A load as vLLM reloads a model: a trial run on the meta device, real memory, processing, copies into the memory of before."""
-    live = {layer: dict(layer._parameters) for layer in model.modules() if isinstance(layer, Layer)}
+    live = {layer: dict(layer.named_parameters(recurse=False)) for layer in model.modules() if isinstance(layer, Layer)}
     for layer, own in live.items():
         for name, parameter in own.items():
-            layer._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=False)
-    meta = {layer: dict(layer._parameters) for layer in live}
+            setattr(layer, name, nn.Parameter(parameter.to("meta"), requires_grad=False))
+    meta = {layer: dict(layer.named_parameters(recurse=False)) for layer in live}
     recorder = LoadRecorder(model, [parameter for own in live.values() for parameter in own.values()])
     waiting: dict[Layer, list[tuple[str, Loader, torch.Tensor]]] = {layer: [] for layer in live}
     [bucket] = model.manifest().buckets
@@ -141,15 +141,16 @@ def load(model: Model, tensors: Mapping[str, torch.Tensor]) -> LoadPlan:
         for layer, calls in waiting.items():
             if calls:
                 for name, parameter in meta[layer].items():
-                    layer._parameters[name] = nn.Parameter(torch.zeros_like(parameter, device="cpu"), requires_grad=False)
+                    setattr(layer, name, nn.Parameter(torch.zeros_like(parameter, device="cpu"), requires_grad=False))
                 recorder.materialized(layer)
                 for name, loader, view in calls:
-                    loader(layer._parameters[name], view)
+                    loader(getattr(layer, name), view)
                 if layer.process is not None:
                     layer.process(layer)
                 for name, parameter in live[layer].items():
                     parameter.data.copy_(getattr(layer, name))
-            layer._parameters.update(live[layer])
+            for name, parameter in live[layer].items():
+                setattr(layer, name, parameter)
     return recorder.plan()
 
 
