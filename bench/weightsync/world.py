@@ -18,8 +18,9 @@ from rljob_runtime.cluster.ray_cluster import CALLS, WATCH, RayWorker
 from rljob_runtime.records import Bucket, OnRunning, WeightManifest
 from rljob_runtime.training.parallel import Layout, make_layout
 from rljob_runtime.training.weights import pack_buckets
-from rljob_runtime.weightsync.packing import pack
-from rljob_runtime.weightsync.parcel import checksum, view
+from rljob_runtime.weightsync.packing import pack, unpack
+from rljob_runtime.weightsync.parcel import Held, checksum, view
+from rljob_runtime.weightsync.patching import Places, Region, write_changes
 from rljob_runtime.weightsync.transport import ByteArray, IncomingUpdate, Receiver, Sender, make_end
 
 LAYER_BYTES = 8 << 20
@@ -230,10 +231,22 @@ class Engine(Member):
         if self._opened_s is None:
             self._opened_s = time.perf_counter()
         for bucket, payload in self._incoming.receive(time.monotonic() + 600):
+            if isinstance(payload, Held) and payload.changes is not None and bucket.index in self._weights:
+                write_changes(self._places(bucket), bucket, view(payload.changes))
+                continue
             data = view(payload)
             if bucket.index not in self._weights:
                 self._weights[bucket.index] = np.empty(data.size, dtype=np.uint8)
             np.copyto(self._weights[bucket.index], data)
+
+    def _places(self, bucket: Bucket) -> Places:
+        """Each tensor as a parameter of its own, in this engine's memory."""
+        found = {}
+        for name, tensor in unpack(bucket, self._weights[bucket.index]):
+            region = Region.of(tensor.shape, 0, tensor.stride(), 0, tensor.stride())
+            assert region is not None
+            found[name] = [(tensor, region)]
+        return found
 
 
 def start(

@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from transformers import Qwen2ForCausalLM
 
 from rljob_runtime.engine.vllm.engine import VllmEngine
 from rljob_runtime.engine.vllm.environment import engine_environment
+from rljob_runtime.engine.vllm.weight_receiver import BucketReceiver
 from rljob_runtime.errors import CorruptedWeightsError, DataError, EngineDiedError, ModelError, RuntimeFault, WeightSyncError
 from rljob_runtime.records import Bucket, Sampling, VersionSpan
 from rljob_runtime.weightsync.assembly import UpdateAssembly
@@ -232,8 +234,6 @@ def test_keep_goes_on_with_old_keys_and_new_requests_do_not_see_them(engine: Vll
 
 
 def test_a_failure_while_loading_stops_generation_until_a_full_update(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rljob_runtime.engine.vllm.weight_receiver import BucketReceiver
-
     receive = BucketReceiver.receive_weights
     calls = []
 
@@ -336,6 +336,56 @@ def test_pipeline_stages_sample_under_the_weights_that_they_name(tmp_path: Path)
                 assert completion.segment.logprobs[span.start : span.end] == pytest.approx(expected[span.start : span.end], abs=TOLERANCE)
         push_shared(engine, old, 2)
         assert multiplied_bits(engine) == AS_READ[engine]
+
+
+def test_an_update_does_not_wait_for_scales_that_vllm_computes_itself() -> None:
+    """As with ``quantization: fp8``, which a CPU cannot compute: processing replaces the weight and adds its scale."""
+    from vllm.config.weight_transfer import WeightTransferConfig
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+    from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+    from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+
+    from rljob_runtime.engine.vllm.weight_receiver import BucketUpdate, register
+
+    class Scaling(UnquantizedLinearMethod):
+        def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+            scale = layer.weight.abs().max()
+            layer.weight = torch.nn.Parameter((layer.weight / scale).detach(), requires_grad=False)
+            layer.weight_scale = torch.nn.Parameter(scale.detach(), requires_grad=False)
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Module()
+            self.layer.weight = torch.nn.Parameter(torch.ones(4, 4), requires_grad=False)
+            self.layer.weight.weight_loader = default_weight_loader
+            self.layer.quant_method = Scaling()
+
+        def load_weights(self, tensors: Any) -> set[str]:
+            loaded = set()
+            for name, tensor in tensors:
+                parameter = self.get_parameter(name)
+                parameter.weight_loader(parameter, tensor)
+                loaded.add(name)
+            return loaded
+
+    register()
+    model = Model()
+    record_metadata_for_reloading(model)
+    model.layer.quant_method.process_weights_after_loading(model.layer)
+    settings = SimpleNamespace(lora_config=None, parallel_config=SimpleNamespace(rank=0), model_config=SimpleNamespace(dtype=torch.float32))
+    receiver = BucketReceiver(WeightTransferConfig(backend="rljob"), cast(Any, settings), torch.device("cpu"), model)
+    tensors = {"layer.weight": 3 * torch.eye(4)}
+    (bucket,) = manifest_of(tensors).buckets
+    for _ in range(2):
+        receiver.start_weight_update()
+        receiver.receive_weights(BucketUpdate(bucket=bucket, payload=packed(bucket, tensors), last=True))
+        receiver.finish_weight_update()
+        assert model.layer.weight_scale.item() == 3
+        assert torch.equal(model.layer.weight, torch.eye(4))
+    receiver.start_weight_update()
+    with pytest.raises(WeightSyncError, match=r"no data for layer\.weight"):
+        receiver.receive_weights(BucketUpdate(bucket=Bucket(index=0, size_bytes=0, slots=()), payload=np.zeros(0, np.uint8), last=True))
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 
 from rljob_runtime.engine.protocol import Engine
+from rljob_runtime.records import WeightManifest
+from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.delta import DeltaEncoder
 from rljob_runtime.weightsync.packing import ByteArray, pack
 from rljob_runtime.weightsync.parcel import sealed
+from rljob_runtime.weightsync.transport import Shapes
+from rljob_runtime.weightsync.transports.object_store import PackedReceiver
 from tests.support.engine_contract import TIMEOUT_S, manifest_of, packed
 
 PACKED_RECEIVER = "rljob_runtime.weightsync.transports.object_store:PackedReceiver"
@@ -18,11 +22,22 @@ BUCKET_BYTES = 50_000
 """Small, so that a bucket has one tensor or a few: some change as a whole, and some do not."""
 
 
+class WatchedReceiver(PackedReceiver):
+    """Shows the update that it began last, in the test's own process."""
+
+    begun: ClassVar[list[UpdateAssembly]] = []
+
+    def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
+        """As an engine's end does."""
+        self.begun[:] = [super().begin(manifest, version, expected)]
+        return self.begun[0]
+
+
 class SparseUpdates:
     """Updates of which only the numbers that changed travel; the first one is whole."""
 
     def __init__(self, engine: Engine) -> None:
-        engine.prepare_receiver(PACKED_RECEIVER, {"sparse": True})
+        engine.prepare_receiver(f"{__name__}:{WatchedReceiver.__name__}", {"sparse": True})
         self._engine = engine
         self._encoder = DeltaEncoder(0.4)
 
@@ -38,6 +53,12 @@ class SparseUpdates:
             sparse.append(base is not None)
         assert self._engine.finish_update(TIMEOUT_S) == version
         return sparse
+
+    def copied_bytes(self) -> int:
+        """What the engine keeps beside its parameters; of an engine in this process."""
+        images = WatchedReceiver.begun[0].images
+        assert images is not None
+        return images.size_bytes
 
 
 def push_whole(engine: Engine, tensors: Mapping[str, torch.Tensor]) -> None:

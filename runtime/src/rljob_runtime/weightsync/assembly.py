@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.weightsync.delta import Images
-from rljob_runtime.weightsync.parcel import Parcel, Payload, Remote
+from rljob_runtime.weightsync.parcel import Held, Parcel, Payload, Remote, size_of
 from rljob_runtime.weightsync.shared_memory import SharedBytes
 
 ByteArray = npt.NDArray[np.uint8]
@@ -56,7 +56,8 @@ class UpdateAssembly:
         self.version = version
         self.streams = streams
         self.received_bytes = 0
-        self._images = images
+        self.images = images
+        """What came before, where buckets may bring only what changed; None elsewhere."""
         self._lock = threading.Lock()
         self._received: dict[int, Payload] = {}
         self._handed_out: set[int] = set()
@@ -110,12 +111,15 @@ class UpdateAssembly:
             if data.version != self.version:
                 raise WeightSyncError(f"load_bucket: {what} is of weights v{data.version}, the update is to version {self.version}")
             data.check(what)
-            if data.base is not None and self._images is None:
+            if data.base is not None and self.images is None:
                 raise WeightSyncError(f"load_bucket: {what} has only what changed since v{data.base}, and this engine keeps no weights")
-            payload = data.payload if self._images is None else self._images.apply(bucket, data)
+            payload: Payload = data.payload if self.images is None else self.images.take(bucket, data)
         else:
             payload = data
-        if isinstance(payload, Remote):
+        if isinstance(payload, Held):
+            size = bucket.size_bytes if payload.whole is None else size_of(payload.whole)
+            described = f"{size} bytes"
+        elif isinstance(payload, Remote):
             size, described = payload.num_bytes, f"{payload.num_bytes} bytes to be fetched"
         elif isinstance(payload, SharedBytes):
             size, described = payload.size_bytes, f"{payload.size_bytes} shared bytes"

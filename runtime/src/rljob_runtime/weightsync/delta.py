@@ -2,9 +2,10 @@
 
 ::
 
-    sender   packed bucket ──DeltaEncoder──> indexes and new values, or the bucket ──> engine ──Images──> packed bucket
+    sender   packed bucket ──DeltaEncoder──> indexes and new values, or the bucket ──> engine ──Images──> the same, and the packed bucket
 
-A sender keeps what it sent, engines keep what they got: a copy of the weights in host memory each. Numbers are compared as they travel, in
+A sender keeps what it sent, engines keep what they got: a copy of the weights in host memory each. An engine that writes what changed into
+its parameters (``patching``) drops its copy of buckets for which it needs none. Numbers are compared as they travel, in
 the engine's dtype, where a step of a small learning rate leaves most of bfloat16's bits as they are. A sparse bucket names the version
 that it changes. An engine that has another one, or none, refuses it; the publisher makes both ends again when an engine comes in or a
 sync failed, so that everything is sent whole then.
@@ -15,7 +16,7 @@ bucket's size costs more in page faults than reading it twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ import numpy.typing as npt
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.packing import DTYPE_BYTES, clear_gaps
-from rljob_runtime.weightsync.parcel import Parcel, view
+from rljob_runtime.weightsync.parcel import Held, Parcel, view
 
 ByteArray = npt.NDArray[np.uint8]
 Indexes = npt.NDArray[np.int64]
@@ -148,35 +149,59 @@ def _piece(numbers: tuple[npt.NDArray[Any], npt.NDArray[Any]], start: int, lengt
 
 
 class Images:
-    """Of an engine: every bucket as it came last."""
+    """Of an engine: every bucket as it came last, unless the engine's parameters alone have what is in it (``drop``)."""
 
     def __init__(self) -> None:
         """Nothing has come."""
-        self._held: dict[int, tuple[int, ByteArray]] = {}
+        self._held: dict[int, tuple[int, ByteArray | None]] = {}
+        self._dropped: set[int] = set()
 
-    def apply(self, bucket: Bucket, parcel: Parcel) -> ByteArray:
-        """The whole bucket after a parcel; read-only, and changed by the next one.
+    def drop(self, buckets: Collection[int]) -> None:
+        """Keep no copy of these buckets from now on: what changes of them is handed over, and no whole one can be had."""
+        self._dropped |= set(buckets)
+        for index in self._dropped & self._held.keys():
+            self._held[index] = self._held[index][0], None
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all copies."""
+        return sum(image.size for _, image in self._held.values() if image is not None)
+
+    def take(self, bucket: Bucket, parcel: Parcel) -> Held:
+        """A bucket in all forms that there are of it; errors are those of :meth:`apply`."""
+        image = self.apply(bucket, parcel)
+        payload = parcel.payload
+        if isinstance(payload, np.ndarray) and payload.flags.writeable:
+            payload = payload.copy()
+        if parcel.base is None:
+            return Held(whole=payload if image is None else image)
+        return Held(whole=image, changes=payload, base=parcel.base)
+
+    def apply(self, bucket: Bucket, parcel: Parcel) -> ByteArray | None:
+        """The whole bucket after a parcel; read-only, and changed by the next one. None: no copy of it is kept.
 
         Raises:
             WeightSyncError: it changes a version that is not here.
         """
         held = self._held.get(bucket.index)
         data = view(parcel.payload)
-        if parcel.base is None:
-            image = held[1] if held is not None and held[1].size == data.size else np.empty(data.size, dtype=np.uint8)
-            image[:] = data
-        elif held is None or held[0] != parcel.base:
+        if parcel.base is not None and (held is None or held[0] != parcel.base):
             found = "none" if held is None else f"v{held[0]}"
             raise WeightSyncError(
                 f"bucket {bucket.index} has the changes from weights v{parcel.base} to v{parcel.version}, "
                 f"and this engine has {found} of it; send it whole"
             )
+        if bucket.index in self._dropped:
+            self._held[bucket.index] = parcel.version, None
+            return None
+        image = None if held is None else held[1]
+        if parcel.base is None:
+            image = image if image is not None and image.size == data.size else np.empty(data.size, dtype=np.uint8)
+            image[:] = data
         else:
-            image = held[1]
-            number, index = UNSIGNED[number_bytes(bucket)], index_type(bucket)
-            count = data.size // (index.itemsize + number.itemsize)
-            changed = data[: count * index.itemsize].view(index)
-            image.view(number)[changed] = data[count * index.itemsize :].view(number)
+            assert image is not None  # only of dropped buckets
+            changed, numbers = split_changes(bucket, data)
+            image.view(numbers.dtype)[changed] = numbers
         self._held[bucket.index] = parcel.version, image
         shown = image.view()
         shown.flags.writeable = False
@@ -191,3 +216,16 @@ def number_bytes(bucket: Bucket) -> int:
 def index_type(bucket: Bucket) -> np.dtype[Any]:
     """What an index of a number in the bucket fits."""
     return UNSIGNED[4] if bucket.size_bytes // number_bytes(bucket) <= 2**32 else UNSIGNED[8]
+
+
+def split_changes(bucket: Bucket, changes: ByteArray) -> tuple[npt.NDArray[np.unsignedinteger[Any]], npt.NDArray[np.unsignedinteger[Any]]]:
+    """Ascending indexes of a bucket's numbers, and the new numbers, of what an encoder made."""
+    number, index = UNSIGNED[number_bytes(bucket)], index_type(bucket)
+    end = changes.size // (index.itemsize + number.itemsize) * index.itemsize
+    return changes[:end].view(index), changes[end:].view(number)
+
+
+def between(indexes: npt.NDArray[np.unsignedinteger[Any]], first: int, end: int) -> tuple[int, int]:
+    """Where indexes from ``first`` to before ``end`` lie among ascending ones; sought in their type, or all would be converted."""
+    kind = indexes.dtype.type
+    return int(np.searchsorted(indexes, kind(first))), int(np.searchsorted(indexes, kind(end - 1), side="right"))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from rljob_runtime.errors import CorruptedWeightsError
+from rljob_runtime.errors import CorruptedWeightsError, WeightSyncError
 from rljob_runtime.weightsync.shared_memory import SharedBytes
 
 if TYPE_CHECKING:
@@ -55,8 +55,20 @@ class Remote(ABC):
         """
 
 
-Payload = ByteArray | SharedBytes | Remote
-"""Bytes that travel in a message, that every process of the node reads where they lie, or that each process fetches."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A bucket in an engine that keeps what came before; see ``delta.Images``."""
+
+    whole: ByteArray | SharedBytes | Remote | None
+    """All of it; None: the engine's parameters alone have it."""
+    changes: ByteArray | SharedBytes | Remote | None = None
+    """What came, see ``delta.DeltaEncoder.encode``; None: the whole bucket."""
+    base: int | None = None
+    """Version that ``changes`` change."""
+
+
+Payload = ByteArray | SharedBytes | Remote | Held
+"""Bytes that travel in a message, that every process of the node reads where they lie, that each process fetches, or with what changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +79,14 @@ class Parcel:
     """Of the weights."""
     checksum: int
     """xxh3, 64 bits, of the payload."""
-    payload: Payload
+    payload: ByteArray | SharedBytes | Remote
     base: int | None = None
     """Version that it changes, see ``delta``; None: it is whole."""
 
     @property
     def size_bytes(self) -> int:
         """Of the payload."""
-        if isinstance(self.payload, Remote):
-            return self.payload.num_bytes
-        return self.payload.size if isinstance(self.payload, np.ndarray) else self.payload.size_bytes
+        return size_of(self.payload)
 
     def check(self, what: str) -> None:
         """Compare what can be read here with what was written; what others fetch they prove themselves.
@@ -89,17 +99,28 @@ class Parcel:
             compare(checksum(view(self.payload)), self.checksum, f"{what} of weights v{self.version} ({self.size_bytes} bytes)")
 
 
-def sealed(version: int, data: ByteArray, payload: Payload | None = None, *, base: int | None = None) -> Parcel:
+def sealed(version: int, data: ByteArray, payload: ByteArray | SharedBytes | Remote | None = None, *, base: int | None = None) -> Parcel:
     """A parcel of ``data``; ``payload`` is where others find these bytes, when it is not the array itself."""
     return Parcel(version=version, checksum=checksum(data), payload=data if payload is None else payload, base=base)
 
 
+def size_of(payload: ByteArray | SharedBytes | Remote) -> int:
+    """Bytes of a payload."""
+    if isinstance(payload, Remote):
+        return payload.num_bytes
+    return payload.size if isinstance(payload, np.ndarray) else payload.size_bytes
+
+
 def view(payload: Payload) -> ByteArray:
-    """The bytes, to be read.
+    """The bytes, to be read; of what an engine holds, the whole bucket.
 
     Raises:
-        WeightSyncError: shared memory cannot be read here.
+        WeightSyncError: shared memory cannot be read here, or no copy of the whole bucket is kept.
     """
+    if isinstance(payload, Held):
+        if payload.whole is None:
+            raise WeightSyncError("a bucket of which the engine keeps no copy came as changes alone; send it whole")
+        return view(payload.whole)
     if isinstance(payload, Remote):
         import torch
 

@@ -83,7 +83,12 @@ class VllmLoop:
         if config.pipeline_parallel_size > 1 and current_platform.is_cpu():
             self.core.collective_rpc(receive_hidden_states)
         self.core.set_weight_version("0")
-        self._weights = WeightUpdates(self.core, self.process_ended, None if config.adapters is None else install_received)
+        self._weights = WeightUpdates(
+            self.core,
+            self.process_ended,
+            None if config.adapters is None else install_received,
+            drops_copies=config.release != "discard",
+        )
         self.residence = EngineResidence(config.release != "never")
         self._discards = config.release != "copy"
         self._memory: EngineMemory

@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    from rljob_runtime.engine.vllm.layer_group import LayerGroup
 
-def repack_shared_weights(model: torch.nn.Module) -> None:
+
+def has_packed_copy(layer: torch.nn.Module) -> bool:
+    """Whether a layer multiplies with a packed copy of its weight: what it calls holds more than the call's arguments."""
+    return getattr(getattr(layer, "cpu_linear", None), "__closure__", None) is not None
+
+
+def repack_shared_weights(model: torch.nn.Module | LayerGroup) -> None:
     """Renew the packed copies of weights that two layers share.
 
     Tied embeddings are processed through one of their two layers only; on CPU the other keeps multiplying with the old packed
@@ -21,7 +28,7 @@ def repack_shared_weights(model: torch.nn.Module) -> None:
             quant_method.process_weights_after_loading(layer)
 
 
-def repack_experts(model: torch.nn.Module) -> None:
+def repack_experts(model: torch.nn.Module | LayerGroup) -> None:
     """Pack the experts of a mixture for the CPU kernel after a reload of all its layers; to be called once per reload.
 
     vLLM 0.32 packs them when it makes a layer's kernel, and takes a reload for one whose kernel needs nothing more

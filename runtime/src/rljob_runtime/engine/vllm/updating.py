@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from rljob_runtime.engine.vllm.weight_receiver import attempted, fetch_tests, start_update
+from rljob_runtime.engine.vllm.patched_updates import Call, PatchedUpdates, whole_of
+from rljob_runtime.engine.vllm.weight_receiver import attempted, fetch_tests, plan_of, start_recorded, start_update
 from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, RuntimeFault, WeightSyncError
 from rljob_runtime.weightsync.parcel import CHANGED, NOT_OPENED, Remote
 from rljob_runtime.weightsync.transport import IncomingUpdate
@@ -28,14 +29,21 @@ OF_TRANSPORT = "of the group of trainer rank"
 class WeightUpdates:
     """Brings one update after the other into the model. Not thread-safe."""
 
-    def __init__(self, core: Any, process_ended: Callable[[], bool], then: Callable[[Any], None] | None = None) -> None:
+    def __init__(
+        self, core: Any, process_ended: Callable[[], bool], then: Callable[[Any], None] | None = None, *, drops_copies: bool = False
+    ) -> None:
         """Wire the parts.
 
         Args:
             core: vLLM's engine core.
             process_ended: whether a process that computes a shard of the model has ended.
             then: what every worker does at the end of an update.
+            drops_copies: see :class:`~rljob_runtime.engine.vllm.patched_updates.PatchedUpdates`.
         """
+        self._patched = PatchedUpdates(drops_copies=drops_copies)
+        self._writes = False
+        """Whether the open update is written into the parameters, not loaded."""
+        self._records = False
         self._then = then
         self._core = core
         self._process_ended = process_ended
@@ -69,25 +77,42 @@ class WeightUpdates:
         """
         try:
             if not self.is_open(incoming):
-                if self._open is not None:  # nobody sends the rest; vLLM begins no update before it has ended this one
+                if self._open is not None and not self._writes:  # nobody sends the rest; vLLM begins none before it has ended this one
                     self._rpc("finish_weight_update", (), self._open.version, deadline)
                 self._open, self._opened_s, self._loaded = incoming, time.perf_counter(), 0
+                self._writes = self.undefined is None and self._patched.writes(incoming)
+                self._records = not self._writes and self._patched.records(incoming)
                 self.undefined = f"the update to version {incoming.version} broke off"
-                self._rpc(start_update, (), incoming.version, deadline)
+                if not self._writes:
+                    self._patched.broke_off()
+                    self._rpc(start_recorded if self._records else start_update, (), incoming.version, deadline)
             for bucket, payload in incoming.receive(deadline):
                 self._loaded += 1
-                update = {"bucket": bucket, "payload": payload, "last": self._loaded == len(incoming.manifest.buckets)}
-                self._rpc("update_weights", (update,), incoming.version, deadline)
+                if self._writes:
+                    self._patched.write(bucket, payload, incoming.version, self._calling(incoming, deadline))
+                    continue
+                whole, last = whole_of(bucket, payload), self._loaded == len(incoming.manifest.buckets)
+                self._rpc("update_weights", ({"bucket": bucket, "payload": whole, "last": last},), incoming.version, deadline)
+                self._patched.loaded(bucket.index, incoming.version)
         except BaseException:
             self._open = None
+            self._patched.broke_off()
             raise
 
     def finish(self, incoming: IncomingUpdate, deadline: float) -> None:
         """Put what was loaded in place; errors are those of :meth:`load`."""
         try:
-            self._rpc("finish_weight_update", (), incoming.version, deadline)
+            if self._writes:
+                self._patched.finish(incoming, self._calling(incoming, deadline))
+            else:
+                self._rpc("finish_weight_update", (), incoming.version, deadline)
+                if self._records:
+                    self._patched.recorded(self._core.collective_rpc(plan_of, deadline - time.monotonic()))
             if self._then is not None:
                 self._rpc(self._then, (), incoming.version, deadline)
+        except BaseException:
+            self._patched.broke_off()
+            raise
         finally:
             self._open = None
         self._core.set_weight_version(str(incoming.version))
@@ -98,6 +123,10 @@ class WeightUpdates:
         self.undefined = None
         self.finished += 1
         self.last_s = time.perf_counter() - self._opened_s
+
+    def _calling(self, incoming: IncomingUpdate, deadline: float) -> Call:
+        """What calls every worker for an update."""
+        return lambda method, arguments: self._rpc(method, arguments, incoming.version, deadline)
 
     def _rpc(self, method: str | Callable[..., None], arguments: tuple[object, ...], version: int, deadline: float) -> None:
         """Call a method of every worker, or a function with it; vLLM's errors become ours here."""

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -25,12 +27,15 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.platforms import current_platform
 
 from rljob_runtime.engine.vllm.drafted import repair_drafted_sampling
-from rljob_runtime.engine.vllm.packed_weights import repack_experts, repack_shared_weights
+from rljob_runtime.engine.vllm.layer_group import LayerGroup, group_of
+from rljob_runtime.engine.vllm.load_record import LoadPlan, LoadRecorder, fingerprint_of
+from rljob_runtime.engine.vllm.packed_weights import has_packed_copy, repack_experts, repack_shared_weights
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.assembly import shorten
 from rljob_runtime.weightsync.packing import as_byte_tensor, unpack
 from rljob_runtime.weightsync.parcel import Remote, view
+from rljob_runtime.weightsync.patching import Places, write_changes, write_whole
 from rljob_runtime.weightsync.shared_memory import SharedBytes
 
 if TYPE_CHECKING:
@@ -41,11 +46,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NOT_WRITTEN = "changes written into parameters left other bits than a load of the weights does in"
+"""How a failed comparison is known where an error comes as text alone."""
 BACKEND = "rljob"
 """The name under which vLLM knows this receiver (``weight_transfer_config={"backend": "rljob"}``)."""
 
 
 _count_loaded = layerwise.get_numel_loaded
+_materialize_layer = layerwise.materialize_layer
+_thread = threading.local()
+"""``recorder``: of a load that this thread makes and that is recorded."""
+
+
+def _recorder() -> LoadRecorder | None:
+    return getattr(_thread, "recorder", None)
+
+
 _counts: WeakKeyDictionary[object, dict[Hashable, tuple[int, object]]] = WeakKeyDictionary()
 """By layer, or by the loader that belongs to none."""
 
@@ -56,6 +72,8 @@ def count_once(loader: Callable[..., object], given: inspect.BoundArguments) -> 
     vLLM finds out by a trial run of the loader, which is a quarter of the reload of a small model. It follows from shapes, so that the
     first update tells it of all later ones. Loaders that are rebuilt for each reload are tried each time.
     """
+    if (recorder := _recorder()) is not None:
+        return recorder.trial(_count_loaded, loader, given)
     owner: object = loader
     function: object = loader
     if isinstance(loader, MethodType):
@@ -81,9 +99,17 @@ def _shown(value: object) -> object:
     return type(value), value.shape, plain
 
 
+def materialize(layer: torch.nn.Module, info: Any) -> None:
+    """vLLM's ``materialize_layer``, seen by a recorder."""
+    _materialize_layer(layer, info)
+    if (recorder := _recorder()) is not None:
+        recorder.materialized(layer)
+
+
 def register() -> None:
     """Make the receiver known to vLLM in this process, and repair what it gets wrong on CPU; repeated calls do nothing."""
     layerwise.get_numel_loaded = count_once
+    layerwise.materialize_layer = materialize
     if current_platform.is_cpu():
         repair_drafted_sampling()
     try:
@@ -120,6 +146,14 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         self._loaded: set[str] = set()
         self._adapters: dict[str, torch.Tensor] | None = None if vllm_config.lora_config is None else {}
         """What came of an update of adapters; None: updates bring weights."""
+        self._records = False
+        self._part: frozenset[str] | None = None
+        """Checkpoint tensors that the next update loads; None: all."""
+        self._loading: torch.nn.Module | LayerGroup = model
+        self.plan: LoadPlan | None = None
+        """How the model's loaders fill its parameters, once a load was recorded."""
+        self.written: dict[str, list[int]] = {}
+        """What changes left in the parameters, see :func:`compare_bits`."""
 
     def init_transfer_engine(self, init_info: ReceiverInit) -> None:
         """Nothing to open."""
@@ -139,7 +173,25 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
             if info.can_load():
                 info.loaded_weights.clear()
                 info.load_numel = 0
-        initialize_layerwise_reload(self.model)
+        _thread.recorder = None
+        part, self._part, self._loading = self._part, None, self.model
+        if part is not None and self.plan is not None:
+            self._loading = group_of(self.model, {layer for name in part for layer in self.plan.layers[name]})
+        live = [*self.model.parameters(), *self.model.buffers()]
+        initialize_layerwise_reload(self._loading)
+        if self._loading is self.model:
+            # Layers are as before their processing now: what that added, such as the scales of fp8 weights, is in no checkpoint.
+            self._required &= frozenset(name for name, _ in self.model.named_parameters())
+        if self._records:
+            self._records, _thread.recorder = False, LoadRecorder(self.model, live, has_packed_copy)
+
+    def record_next(self) -> None:
+        """Watch the next update, which is a whole one, and find out how the loaders fill the parameters."""
+        self._records = True
+
+    def load_next(self, names: frozenset[str]) -> None:
+        """The next update brings these checkpoint tensors alone: all of the layers that they fill."""
+        self._part = names
 
     def receive_weights(self, update_info: BucketUpdate) -> None:
         """Load one bucket: one copy to the device, then views of it through the model's own loader; adapters wait for the end.
@@ -152,7 +204,13 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
             self._adapters |= {name: tensor.clone() for name, tensor in unpack(update_info.bucket, data)}
             return
         data = data.to(self.device)
-        loaded: set[str] | None = self.model.load_weights(unpack(update_info.bucket, data))
+        loaded: set[str] | None
+        recorder = _recorder()
+        if recorder is None:
+            loaded = self.model.load_weights(unpack(update_info.bucket, data))
+        else:
+            with recorder.watching(), recorder.loading(update_info.bucket, data):
+                loaded = self.model.load_weights(unpack(update_info.bucket, data))
         if self._is_filled_again(update_info.payload):
             self._keep_pieces(data)
         # Models without bookkeeping return None; the names of the manifest were checked before.
@@ -184,10 +242,33 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         """Pack what was loaded for the kernels and put it into the original storage; adapters wait for :func:`install_received`."""
         if self._adapters is not None:
             return
-        finalize_layerwise_reload(self.model, self.model_config)
-        repack_shared_weights(self.model)
-        if self.device.type == "cpu":
-            repack_experts(self.model)
+        recorder = _recorder()
+        with nullcontext() if recorder is None else recorder.watching():
+            finalize_layerwise_reload(self._loading, self.model_config)
+            repack_shared_weights(self._loading)
+            if self.device.type == "cpu":
+                repack_experts(self._loading)
+        if recorder is not None:
+            _thread.recorder, self.plan = None, recorder.plan()
+
+    def places(self, bucket: Bucket) -> Places:
+        """Where the exact tensors of a bucket go, after a load was recorded."""
+        assert self.plan is not None
+        layers = dict(self.model.named_modules())
+        return {
+            slot.name: [(getattr(layers[layer], name).detach(), region) for (layer, name), region in self.plan.places[slot.name]]
+            for slot in bucket.slots
+            if slot.name in self.plan.places
+        }
+
+    def exact_bits(self) -> dict[str, list[int]]:
+        """Fingerprints of all that exact tensors have in the parameters, by tensor."""
+        assert self.plan is not None
+        layers = dict(self.model.named_modules())
+        return {
+            tensor: [fingerprint_of(region.in_target(getattr(layers[layer], name).detach())) for (layer, name), region in found]
+            for tensor, found in self.plan.places.items()
+        }
 
     def take_adapters(self) -> dict[str, torch.Tensor]:
         """All that the last update brought; they are the caller's now."""
@@ -196,6 +277,51 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
 
     def shutdown(self) -> None:
         """Nothing to close."""
+
+
+def start_recorded(worker: Any) -> None:
+    """Start an update, a whole one, which is watched; see :mod:`~rljob_runtime.engine.vllm.load_record`."""
+    worker.weight_transfer_engine.record_next()
+    start_update(worker)
+
+
+def start_partial(worker: Any, names: frozenset[str]) -> None:
+    """Start an update of some checkpoint tensors."""
+    worker.weight_transfer_engine.load_next(names)
+    start_update(worker)
+
+
+def plan_of(worker: Any) -> LoadPlan | None:
+    """What the recorded update showed, without the places in this worker."""
+    plan: LoadPlan | None = worker.weight_transfer_engine.plan
+    return None if plan is None else replace(plan, places={})
+
+
+def write_bucket(worker: Any, bucket: Bucket, payload: Payload, is_whole: bool) -> None:
+    """Write a bucket's exact tensors into the parameters, all of them or what changed."""
+    engine, data = worker.weight_transfer_engine, view(payload)
+    places = engine.places(bucket)
+    if is_whole:
+        write_whole(places, bucket, as_byte_tensor(data).to(engine.device))
+    else:
+        write_changes(places, bucket, data)
+
+
+def remember_bits(worker: Any) -> None:
+    """Keep what identifies the numbers of all exact tensors in the parameters."""
+    worker.weight_transfer_engine.written = worker.weight_transfer_engine.exact_bits()
+
+
+def compare_bits(worker: Any) -> None:
+    """Compare the parameters with what was remembered of them.
+
+    Raises:
+        WeightSyncError: they differ.
+    """
+    engine = worker.weight_transfer_engine
+    now, engine.written, before = engine.exact_bits(), {}, engine.written
+    if found := sorted(name for name, bits in now.items() if bits != before[name]):
+        raise WeightSyncError(f"{NOT_WRITTEN} {shorten(found)}")
 
 
 def fetch_tests(worker: Any, tests: tuple[Remote, ...]) -> None:

@@ -1,0 +1,174 @@
+"""Which part of an update is written into vLLM's parameters and which is loaded; the engine's side, for all its workers.
+
+::
+
+    first whole update   loaded by vLLM, recorded in each worker  ──> plan
+    later ones           exact tensors: what changed is written   ──> the first time all is loaded as well, and compared
+                         others, where they changed: the copy's tensors of their layers are loaded
+
+If the comparison fails, everything is loaded from the copy from then on, and the log says so. Once it succeeded, copies of buckets
+whose tensors are all exact are dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from rljob_runtime.engine.vllm.load_record import LoadPlan, closed
+from rljob_runtime.engine.vllm.weight_receiver import NOT_WRITTEN, compare_bits, remember_bits, start_partial, start_update, write_bucket
+from rljob_runtime.errors import WeightSyncError
+from rljob_runtime.records import Bucket
+from rljob_runtime.weightsync.assembly import UpdateAssembly, shorten
+from rljob_runtime.weightsync.delta import Images, between, number_bytes, split_changes
+from rljob_runtime.weightsync.parcel import Held, Payload, view
+from rljob_runtime.weightsync.transport import IncomingUpdate
+
+logger = logging.getLogger(__name__)
+
+Call = Callable[[str | Callable[..., None], tuple[object, ...]], None]
+"""Of a method of every worker, or a function with it."""
+
+
+class PatchedUpdates:
+    """Writes updates into the parameters as far as they are known. Not thread-safe."""
+
+    def __init__(self, *, drops_copies: bool) -> None:
+        """``drops_copies``: the parameters stay in memory, so that a copy of what they have is needed no more."""
+        self._drops_copies = drops_copies
+        self._plan: LoadPlan | None = None
+        self._proven = False
+        self._versions: dict[int, int] = {}
+        """Of each bucket in the parameters; empty while they are undefined."""
+        self._kept: dict[int, tuple[Bucket, Payload]] = {}
+        """Whole buckets of the update under way that may be needed at its end."""
+        self._changed: set[str] = set()
+        """Tensors of the update under way that have to be loaded."""
+
+    def records(self, incoming: IncomingUpdate) -> bool:
+        """Whether an update is to be recorded: the first one whose successors may be sparse."""
+        return self._plan is None and _images(incoming) is not None
+
+    def writes(self, incoming: IncomingUpdate) -> bool:
+        """Whether an update is written instead of loaded."""
+        plan = self._plan
+        if plan is None or plan.refused is not None or _images(incoming) is None:
+            return False
+        return all(slot.name in plan.layers for bucket in incoming.manifest.buckets for slot in bucket.slots)
+
+    def recorded(self, plans: Sequence[LoadPlan | None]) -> None:
+        """Take what the workers saw of a recorded update."""
+        found = [plan for plan in plans if plan is not None]
+        refused = "a worker has none" if len(found) < len(plans) else next((p.refused for p in found if p.refused is not None), None)
+        layers: dict[str, frozenset[str]] = {}
+        for plan in found:
+            layers |= {name: own | layers.get(name, frozenset()) for name, own in plan.layers.items()}
+        reloaded = closed({name for plan in found for name in plan.reloaded}, layers)
+        self._plan = LoadPlan(places={}, layers=layers, reloaded=reloaded, refused=refused)
+        if refused is not None:
+            logger.warning("sparse updates are loaded as whole ones: %s", refused)
+        elif reloaded:
+            reasons = sorted(f"{layer}.{why}" for plan in found for layer, why in plan.reasons.items())
+            what = f"{len(reloaded)} of {len(layers)} tensors"
+            logger.info("sparse updates load %s as whole ones where they change: %s", what, shorten(reasons))
+
+    def loaded(self, index: int, version: int) -> None:
+        """A bucket was loaded as a whole."""
+        self._versions[index] = version
+
+    def broke_off(self) -> None:
+        """The parameters are undefined."""
+        self._versions.clear()
+        self._kept.clear()
+        self._changed.clear()
+
+    def write(self, bucket: Bucket, payload: Payload, version: int, call: Call) -> None:
+        """Write a bucket as it comes.
+
+        Raises:
+            WeightSyncError: it has changes of a version that the parameters do not have.
+        """
+        assert self._plan is not None
+        others = [slot.name for slot in bucket.slots if slot.name in self._plan.reloaded]
+        held = payload if isinstance(payload, Held) else Held(whole=payload)
+        if held.changes is not None and self._versions.get(bucket.index) == held.base:
+            self._changed |= _changed(bucket, held, self._plan.reloaded) if others else set()
+            call(write_bucket, (bucket, held.changes, False))
+        else:
+            whole = whole_of(bucket, held)
+            self._changed |= set(others)
+            call(write_bucket, (bucket, whole, True))
+        if held.whole is not None and (others or not self._proven):
+            self._kept[bucket.index] = bucket, held.whole
+        self._versions[bucket.index] = version
+
+    def finish(self, incoming: IncomingUpdate, call: Call) -> None:
+        """Load what could not be written, and compare what was written the first time."""
+        assert self._plan is not None
+        if not self._proven:
+            self._prove(call)
+        elif self._changed:
+            names = closed(self._changed, self._plan.layers)
+            call(start_partial, (names,))
+            for bucket, payload in self._kept.values():
+                slots = tuple(slot for slot in bucket.slots if slot.name in names)
+                if slots:
+                    call("update_weights", ({"bucket": replace(bucket, slots=slots), "payload": payload, "last": False},))
+            call("finish_weight_update", ())
+        self._kept.clear()
+        self._changed.clear()
+        if (images := _images(incoming)) is not None and self._proven and self._drops_copies and self._plan.refused is None:
+            reloaded = self._plan.reloaded
+            images.drop([b.index for b in incoming.manifest.buckets if not any(slot.name in reloaded for slot in b.slots)])
+
+    def _prove(self, call: Call) -> None:
+        """Load everything once more: what was written has to have the bits that a load leaves."""
+        assert self._plan is not None
+        call(remember_bits, ())
+        call(start_update, ())
+        for number, (bucket, payload) in enumerate(self._kept.values(), 1):
+            call("update_weights", ({"bucket": bucket, "payload": payload, "last": number == len(self._kept)},))
+        call("finish_weight_update", ())
+        try:
+            call(compare_bits, ())
+        except WeightSyncError as error:
+            if NOT_WRITTEN not in str(error):
+                raise
+            logger.error("%s; the load holds, and from now on all updates are loaded", error)
+            self._plan = replace(self._plan, refused="changes written into parameters went wrong")
+        self._proven = True
+
+
+def whole_of(bucket: Bucket, payload: Payload) -> Payload:
+    """A whole bucket to be loaded.
+
+    Raises:
+        WeightSyncError: what came are changes of weights that the engine does not have.
+    """
+    if not isinstance(payload, Held):
+        return payload
+    if payload.whole is None:
+        raise WeightSyncError(
+            f"bucket {bucket.index} has the changes of weights v{payload.base}, which this engine's parameters do not have and of which it "
+            "keeps no copy; send it whole"
+        )
+    return payload.whole
+
+
+def _images(incoming: IncomingUpdate) -> Images | None:
+    """What an update that may be sparse has of earlier ones."""
+    return incoming.images if isinstance(incoming, UpdateAssembly) else None
+
+
+def _changed(bucket: Bucket, held: Held, among: frozenset[str]) -> set[str]:
+    """Tensors, among some, of which something changed in a bucket."""
+    assert held.changes is not None
+    size, (indexes, _) = number_bytes(bucket), split_changes(bucket, view(held.changes))
+    found = set()
+    for slot in bucket.slots:
+        if slot.name in among and slot.size_bytes:
+            first, end = between(indexes, slot.offset_bytes // size, (slot.offset_bytes + slot.size_bytes) // size)
+            if first < end:
+                found.add(slot.name)
+    return found
