@@ -179,7 +179,7 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
             self._loading = group_of(self.model, {layer for name in part for layer in self.plan.layers[name]})
         live = [*self.model.parameters(), *self.model.buffers()]
         initialize_layerwise_reload(self._loading)
-        if self._loading is self.model:
+        if not isinstance(self._loading, LayerGroup):
             # Layers are as before their processing now: what that added, such as the scales of fp8 weights, is in no checkpoint.
             self._required &= frozenset(name for name, _ in self.model.named_parameters())
         if self._records:
