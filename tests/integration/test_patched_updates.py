@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from rljob_runtime.engine.vllm.engine import VllmEngine
-from rljob_runtime.engine.vllm.weight_receiver import BucketReceiver
 from tests.support.engine_bits import multiplied_bits
 from tests.support.engine_contract import config_for, new_model, save, weights
 from tests.support.sparse_updates import SparseUpdates, push_whole
@@ -43,6 +42,8 @@ def exchange(worker: Any) -> None:
 
 def test_changes_are_written_and_nothing_is_loaded(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fused projections and the tied head among them; the parameters end up as the only copy."""
+    from rljob_runtime.engine.vllm.weight_receiver import BucketReceiver
+
     sparse, now, other = SparseUpdates(engine), start(), weights(new_model(tied=True, seed=3))
     before = multiplied_bits(engine)
     sparse.push(now, 1)

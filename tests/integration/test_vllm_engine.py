@@ -19,7 +19,6 @@ from transformers import Qwen2ForCausalLM
 
 from rljob_runtime.engine.vllm.engine import VllmEngine
 from rljob_runtime.engine.vllm.environment import engine_environment
-from rljob_runtime.engine.vllm.weight_receiver import BucketReceiver
 from rljob_runtime.errors import CorruptedWeightsError, DataError, EngineDiedError, ModelError, RuntimeFault, WeightSyncError
 from rljob_runtime.records import Bucket, Sampling, VersionSpan
 from rljob_runtime.weightsync.assembly import UpdateAssembly
@@ -234,6 +233,8 @@ def test_keep_goes_on_with_old_keys_and_new_requests_do_not_see_them(engine: Vll
 
 
 def test_a_failure_while_loading_stops_generation_until_a_full_update(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rljob_runtime.engine.vllm.weight_receiver import BucketReceiver
+
     receive = BucketReceiver.receive_weights
     calls = []
 
@@ -345,7 +346,7 @@ def test_an_update_does_not_wait_for_scales_that_vllm_computes_itself() -> None:
     from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
     from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
-    from rljob_runtime.engine.vllm.weight_receiver import BucketUpdate, register
+    from rljob_runtime.engine.vllm.weight_receiver import BucketReceiver, BucketUpdate, register
 
     class Scaling(UnquantizedLinearMethod):
         def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
