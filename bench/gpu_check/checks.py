@@ -36,7 +36,7 @@ CHECKS = (
     Check(name="ipc", entry="transports:check_ipc", expected_s=20),
     Check(name="collective", entry="transports:check_collective", expected_s=30),
     Check(name="transports", entry="sync:check", needs=TRAINER, expected_s=60),
-    Check(name="parallel", entry="parallel:check", needs=TRAINER, expected_s=90),
+    Check(name="parallel", entry="parallel:check", needs=TRAINER, expected_s=300),
     Check(name="offload", entry="offload:check", needs=RUNTIME, expected_s=25),
     Check(name="attention", entry="attention:check", needs=TRAINER, expected_s=45),
     Check(name="train-0.5B", entry="trainer:check_of", index=0, needs=TRAINER, expected_s=20),

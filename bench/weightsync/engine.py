@@ -1,4 +1,4 @@
-"""``python -m bench.weightsync.engine``: how long one real vLLM engine stands still for whole and for sparse updates.
+"""``python -m bench.weightsync.engine``: how long a real vLLM engine stops for full and for sparse updates.
 
 The engine runs on CPU, once with kernels that read the parameters, as those of GPUs do, and once with the packed weights of vLLM's CPU
 kernels. Buckets come from memory. Writes ``bench/results/weightsync-engine.json`` and ``.md``.
@@ -141,7 +141,7 @@ def markdown(values: dict[str, Any]) -> str:
     where = values["machine"]
     size_mib = values["engines"]["plain"]["size_bytes"] / 2**20
     lines = [
-        "# How long a vLLM engine stands still for an update",
+        "# How long a vLLM engine stops for an update",
         "",
         f"Written by `python -m bench.weightsync.engine` on {where['measured_at']}: {where['processor']}, {where['cores']} cores, load "
         f"{values['load_before']:.1f} before; {where['versions']}. One vLLM engine on CPU, one thread, bfloat16, {size_mib:.0f} MiB. "

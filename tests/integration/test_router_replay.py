@@ -183,7 +183,7 @@ def test_vllm_is_asked_where_it_can_answer(tmp_path: Path, monkeypatch: pytest.M
     config = replace(config_for(str(tmp_path)), max_model_len=4096, returns_routes=True)
     on_cpu = engine_args(config)
     assert (on_cpu.enable_return_routed_experts, on_cpu.enable_prefix_caching) == (False, False)
-    with pytest.raises(ModelError, match="routes are read in the engine's own process; use 1"):
+    with pytest.raises(ModelError, match="routes are read in the engine's own process; use one"):
         engine_args(replace(config, tensor_parallel_size=2))
     monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
     elsewhere = engine_args(replace(config, tensor_parallel_size=2))

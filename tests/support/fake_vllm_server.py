@@ -16,7 +16,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("model", "served-model-name", "host", "dtype", "middleware"):
         parser.add_argument(f"--{name}", required=True)
-    for name in ("port", "tensor-parallel-size", "max-num-seqs", "seed", "kv-cache-memory-bytes"):
+    for name in ("port", "tensor-parallel-size", "pipeline-parallel-size", "max-num-seqs", "seed", "kv-cache-memory-bytes"):
         parser.add_argument(f"--{name}", required=True, type=int)
     parser.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, required=True)
     parser.add_argument("--enforce-eager", action="store_true", required=True)

@@ -205,6 +205,15 @@ def test_sequences_and_experts_of_a_teacher_are_those_of_its_own_model() -> None
     assert experts.startswith("spec.components[3].expertParallelSize: 2: config.json has model_type qwen3 without experts")
 
 
+def test_logits_of_a_teacher_are_those_of_its_own_model() -> None:
+    teacher = with_component("Teacher", model={"path": "team/other"})
+    del teacher["algorithm"]
+    (cap,) = problems(DENSE, own={"model_type": "gemma2", "attn_logit_softcapping": 50.0}, **teacher)
+    assert cap.startswith('spec.model.attention: "sdpa": config.json has attn_logit_softcapping 50.0')
+    (scale,) = problems(DENSE, own=DENSE | {"logit_scale": 0.5}, **teacher)
+    assert scale.startswith('spec.components[3].model.path: "team/other": config.json has model_type qwen3 and logit_scale 0.5')
+
+
 def test_a_component_with_a_model_of_its_own_is_asked_about_that_one() -> None:
     odd, model = DENSE | {"num_key_value_heads": 5, "num_attention_heads": 15}, {"path": "team/other"}
     teacher = with_component("Teacher", tensorParallelSize=2, model=model)

@@ -68,6 +68,8 @@ def model_problems(spec: RLJobSpec, config_of: ConfigReader) -> list[FieldError]
         own = None if component.model is None or not TRAITS[component.role].has_own_model else config_of(component.model)
         if own is not None:
             problems += _component_parallel(spec, index, own)
+        if own is not None and component.model is not None and TRAITS[component.role].divides_layers:  # the trainer's code computes it
+            problems += _logit_problems(spec, f"spec.components[{index}].model.path", component.model.path, _decoder(own))
     return problems
 
 
@@ -154,12 +156,17 @@ def _quantized(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[Fie
 
 
 def _logits(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+    yield from _logit_problems(spec, "spec.model.path", spec.model.path, decoder)
+
+
+def _logit_problems(spec: RLJobSpec, path: str, model: str, decoder: Config) -> Iterator[FieldError]:
+    """Why the trainer's code cannot compute log-probs of a model, which is named at ``path``."""
     key = logit_form(_type(decoder), decoder.get)
     if isinstance(key, str):
         problem = (
             f"config.json has model_type {_type(decoder)} and {key} {decoder[key]}: what it does to logits after the head is not known"
         )
-        yield _error("spec.model.path", spec.model.path, problem, "use another model")
+        yield _error(path, model, problem, "use another model")
     cap = decoder.get(ATTENTION_CAP)
     if cap is not None and spec.model.attention == "sdpa":
         problem = f"config.json has {ATTENTION_CAP} {cap}, which sdpa does not compute"
@@ -249,7 +256,8 @@ def _divided_layers(path: str, tensor: int, decoder: Config) -> Iterator[FieldEr
         why = UNDIVIDED_MODELS.get(_type(decoder))
         which = f"they can for {', '.join(TENSOR_PARALLEL_MODELS)}"
         problem = f"config.json has model_type {_type(decoder)}, whose layers cannot be divided ({which if why is None else why})"
-        yield _error(path, tensor, problem, "write 1, or use a model of one of these types")
+        types = "these types" if why is None else f"the types {', '.join(TENSOR_PARALLEL_MODELS)}"
+        yield _error(path, tensor, problem, f"write 1, or use a model of one of {types}")
         return
     for key in DIVIDED_SIZES:
         size = _count(decoder, key)

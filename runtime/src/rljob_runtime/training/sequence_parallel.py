@@ -112,7 +112,9 @@ def _by_rank(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """(rows, width, H), padded with zeros, as (tp, rows, ceil(width / tp), H); a view where it can be."""
     size = group.size()
     tokens = -(-whole.shape[1] // size)
-    return F.pad(whole, (0, 0, 0, tokens * size - whole.shape[1])).unflatten(1, (size, tokens)).transpose(0, 1)
+    padding = tokens * size - whole.shape[1]
+    padded = whole if padding == 0 else F.pad(whole, (0, 0, 0, padding))  # which copies, whatever the padding
+    return padded.unflatten(1, (size, tokens)).transpose(0, 1)
 
 
 def _own(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

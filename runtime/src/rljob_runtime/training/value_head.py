@@ -33,6 +33,11 @@ def replace_head(model: PreTrainedModel) -> None:
     nn.init.zeros_(value_head.weight)
     nn.init.zeros_(value_head.bias)
     model.add_module(VALUE_HEAD, value_head)
+    model.get_output_embeddings = types.MethodType(_no_embeddings, model)
+
+
+def _no_embeddings(model: PreTrainedModel) -> None:
+    """What transformers answers for most classes without a head; GPT-NeoX would ask for the one that is gone."""
 
 
 def shard_critic(model: PreTrainedModel, config: PolicyConfig, layout: Layout, device: torch.device) -> None:

@@ -70,7 +70,8 @@ def test_arguments_are_those_of_vllm(tmp_path: Path) -> None:
     words = " ".join(made.arguments("10.0.0.1", 8000))
     assert words == (
         "--model owner/judge --served-model-name grader --host 10.0.0.1 --port 8000 --revision main --trust-remote-code --dtype bfloat16 "
-        "--tensor-parallel-size 2 --max-num-seqs 256 --gpu-memory-utilization 0.8 --enable-prefix-caching --seed 0 "
+        "--tensor-parallel-size 2 --pipeline-parallel-size 1 "
+        "--max-num-seqs 256 --gpu-memory-utilization 0.8 --enable-prefix-caching --seed 0 "
         "--middleware rljob_runtime.engine.vllm.server_guard.Guard "
         '--max-model-len 4096 --hf-overrides {"a": 1} --no-enable-chunked-prefill'
     )

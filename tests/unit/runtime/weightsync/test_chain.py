@@ -143,7 +143,7 @@ def test_bytes_reach_the_last_member_before_the_sender_has_sent_all(members: lis
 
 def test_who_does_not_take_part_is_named_by_both_neighbors(members: list[Chain], pool: ThreadPoolExecutor) -> None:
     """Engine-1 hangs: one neighbor cannot send all to it, the other gets nothing from it."""
-    deadline = time.monotonic() + 0.5
+    deadline = time.monotonic() + 5.0
     data = [np.zeros(LARGE_BYTES, dtype=np.uint8) for _ in MEMBERS]
     calls = {rank: pool.submit(pass_on, members[rank], data[rank], deadline) for rank in (1, 3)}
     sending = pool.submit(pass_on, members[0], data[0])
@@ -184,7 +184,7 @@ def test_neighbors_of_a_killed_process_end_when_the_meeting_is_over(pool: Thread
         member.abort()
 
 
-def test_a_connection_that_nobody_explains_is_an_error_that_names_the_member(
+def test_a_closed_connection_without_a_reported_loss_names_the_member(
     members: list[Chain], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chain, "LOST_S", 0.1)
@@ -194,7 +194,7 @@ def test_a_connection_that_nobody_explains_is_an_error_that_names_the_member(
         pass_on(members[3], np.zeros(8, dtype=np.uint8))
 
 
-def test_a_stranger_that_connects_takes_nobody_s_place(pool: ThreadPoolExecutor) -> None:
+def test_a_connection_without_the_groups_hello_is_closed(pool: ThreadPoolExecutor) -> None:
     first, last = (Chain("a", MEMBERS[:2], rank, HOST) for rank in range(2))
     host, port = last.address.split()
     strangers = [socket.create_connection((host, int(port))) for _ in range(2)]
