@@ -217,6 +217,7 @@ PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (
     *rollout.PLAN_RULES,
     *router_replay.PLAN_RULES,
     *sglang.PLAN_RULES,
+    *stages.PLAN_RULES,
     *trainer.PLAN_RULES,
     *weight_sync.PLAN_RULES,
 )

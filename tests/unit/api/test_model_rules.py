@@ -165,6 +165,13 @@ def test_tensor_parallelism_of_an_engine_divides_the_heads() -> None:
     assert problem == said
 
 
+def test_stages_of_an_engine_have_layers() -> None:
+    engine = {"engine": {"pipelineParallelSize": 2}}
+    assert problems(QWEN25_05B, **four_devices(rollout_component=engine)) == []
+    (problem,) = problems(QWEN25_05B | {"num_hidden_layers": 1}, **four_devices(rollout_component=engine))
+    assert problem.startswith("spec.components[1].engine.pipelineParallelSize: 2: is more than num_hidden_layers 1 of config.json")
+
+
 def with_component(role: str, **more: Any) -> dict[str, Any]:
     """Two more devices, with a component on them."""
     spec = four_devices(algorithm={"kl": {"coefficient": 0.1}} if role == "Reference" else {"advantage": {"estimator": "GAE"}})

@@ -187,6 +187,10 @@ def _component_parallel(spec: RLJobSpec, index: int, config: Config) -> Iterator
         yield from _divided_layers(parallel_path(spec, index, "tensor"), spec.tensor_parallel_size(component), decoder)
         yield from _divided_sequences(spec, index, config)
         yield from _divided_experts(parallel_path(spec, index, "expert"), spec.expert_parallel_size(component), decoder)
+    stages, layers = component.engine.pipeline_parallel_size if component.engine is not None else 1, _count(decoder, "num_hidden_layers")
+    if layers is not None and stages > layers:
+        problem = f"is more than num_hidden_layers {layers} of config.json, so that stages would have no layers"
+        yield _error(f"spec.components[{index}].engine.pipelineParallelSize", stages, problem, f"use at most {layers}")
     tensor, heads = component.engine.tensor_parallel_size if component.engine is not None else 1, _count(decoder, "num_attention_heads")
     if heads is not None and heads % tensor:
         problem = f"does not divide num_attention_heads {heads} of config.json"

@@ -117,6 +117,8 @@ class Chain:
             DeadlineError: the neighbor that is named did not take or give all bytes in time.
             WeightSyncError: the meeting is over, or a neighbor closed the connection and nobody said why.
         """
+        if self._before is None and self._behind is None:
+            return  # nobody is left to send to
         flow = _Flow(data, len(data) if self._before is None else 0)
         try:
             if self._before is None:

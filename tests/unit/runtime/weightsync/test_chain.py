@@ -251,3 +251,9 @@ def test_a_chain_goes_node_by_node_from_the_sender_s(sender: int, engines: Seque
 
 def test_without_nodes_a_chain_goes_by_the_number_of_the_engine() -> None:
     assert chain_order([0, 2, 3], 1, settings((), {})) == [0, 2, 3]
+
+
+def test_a_sender_whose_engines_are_all_lost_sends_to_nobody() -> None:
+    alone = Chain("a", ["sender"], 0, HOST)
+    pass_on(alone, np.zeros(4, dtype=np.uint8))
+    alone.abort()

@@ -49,7 +49,7 @@ SHUTDOWN_TIMEOUT_S = 60.0
 MEMORY_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 3600.0
 """Of one bucket; whoever sends it has the deadline of the sync."""
-PROCESS_ENDED = "a process of vLLM's ended: a rank of tensorParallelSize; start a new engine"
+PROCESS_ENDED = "a process of vLLM's ended: a rank of tensorParallelSize or pipelineParallelSize; start a new engine"
 
 
 class VllmEngine:

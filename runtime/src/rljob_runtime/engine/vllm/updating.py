@@ -107,7 +107,7 @@ class WeightUpdates:
             else:
                 self._rpc("finish_weight_update", (), incoming.version, deadline)
                 if self._records:
-                    self._patched.recorded(self._core.collective_rpc(plan_of, deadline - time.monotonic()))
+                    self._patched.recorded(self._ask(plan_of, (), plan_of.__name__, incoming.version, deadline))
             if self._then is not None:
                 self._rpc(self._then, (), incoming.version, deadline)
         except BaseException:
@@ -131,19 +131,24 @@ class WeightUpdates:
     def _rpc(self, method: str | Callable[..., None], arguments: tuple[object, ...], version: int, deadline: float) -> None:
         """Call a method of every worker, or a function with it; vLLM's errors become ours here."""
         name = method if isinstance(method, str) else method.__name__
+        answers = self._ask(attempted, (method, arguments), name, version, deadline)
+        if said := list(dict.fromkeys(answer for answer in answers if answer is not None)):
+            raise self._error(version, name, said)
+
+    def _ask(self, function: Callable[..., Any], arguments: tuple[object, ...], name: str, version: int, deadline: float) -> list[Any]:
+        """What every worker answers; vLLM's own errors become ours here."""
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise DeadlineError(f"update to version {version}: the deadline passed before {name}; allow more time and send it again")
         try:
-            answers = self._core.collective_rpc(attempted, left_s, (method, arguments))
+            answers: list[Any] = self._core.collective_rpc(function, left_s, arguments)
         except TimeoutError as exc:
             # Of several processes: the late answers would be taken for answers to later calls, so the engine is of no use any more.
             raise RuntimeFault(f"update to version {version}: {name} was not done in {left_s:.0f} s: {exc}") from exc
         except Exception as exc:
             is_over = isinstance(exc, torch.AcceleratorError | EngineDeadError)
             raise self._error(version, name, [f"{type(exc).__name__}: {exc}"], is_over=is_over) from exc
-        if said := list(dict.fromkeys(answer for answer in answers if answer is not None)):
-            raise self._error(version, name, said)
+        return answers
 
     def _error(self, version: int, name: str, said: Sequence[str], *, is_over: bool = False) -> RuntimeFault:
         """What ranks, or the executor, said of a call, to the engine's callers."""

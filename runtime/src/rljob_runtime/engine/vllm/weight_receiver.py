@@ -177,13 +177,22 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         part, self._part, self._loading = self._part, None, self.model
         if part is not None and self.plan is not None:
             self._loading = group_of(self.model, {layer for name in part for layer in self.plan.layers[name]})
-        live = [*self.model.parameters(), *self.model.buffers()]
+        live = self._live_tensors()
         initialize_layerwise_reload(self._loading)
         if not isinstance(self._loading, LayerGroup):
             # Layers are as before their processing now: what that added, such as the scales of fp8 weights, is in no checkpoint.
             self._required &= frozenset(name for name, _ in self.model.named_parameters())
         if self._records:
             self._records, _thread.recorder = False, LoadRecorder(self.model, live, has_packed_copy)
+
+    def _live_tensors(self) -> list[torch.Tensor]:
+        """What the model computes with, also where an update that broke off has put it aside."""
+        found = [*self.model.parameters(), *self.model.buffers()]
+        for layer in self.model.modules():
+            aside = get_layerwise_info(layer).kernel_tensors
+            if aside is not None:
+                found += [*aside[0].values(), *aside[1].values()]
+        return [tensor for tensor in found if not tensor.is_meta]
 
     def record_next(self) -> None:
         """Watch the next update, which is a whole one, and find out how the loaders fill the parameters."""
