@@ -82,13 +82,8 @@ class _Join(torch.autograd.Function):
         return _own(grad, ctx.group), None, None
 
 
-class _Gather(torch.autograd.Function):
+class _Gather(_Join):
     """All tokens, with which each rank does a part of the work, so that gradients are summed."""
-
-    @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, width: int, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return _gathered(own, width, group)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:

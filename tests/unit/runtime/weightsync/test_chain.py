@@ -254,6 +254,12 @@ def test_without_nodes_a_chain_goes_by_the_number_of_the_engine() -> None:
 
 
 def test_a_sender_whose_engines_are_all_lost_sends_to_nobody() -> None:
-    alone = Chain("a", ["sender"], 0, HOST)
-    pass_on(alone, np.zeros(4, dtype=np.uint8))
+    alone, data = Chain("a", ["sender"], 0, HOST), np.arange(4, dtype=np.uint8)
+
+    def waited(rank: int, what: str) -> None:
+        raise AssertionError(f"waited for member {rank} to {what}")
+
+    pass_on(alone, data, None, waited)
     alone.abort()
+    assert alone.next_rank is None
+    assert data.tolist() == [0, 1, 2, 3]

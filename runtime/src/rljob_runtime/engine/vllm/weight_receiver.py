@@ -186,12 +186,12 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
             self._records, _thread.recorder = False, LoadRecorder(self.model, live, has_packed_copy)
 
     def _live_tensors(self) -> list[torch.Tensor]:
-        """What the model computes with, also where an update that broke off has put it aside."""
+        """What the model computes with, also where an update that broke off has replaced it by tensors to load into."""
         found = [*self.model.parameters(), *self.model.buffers()]
         for layer in self.model.modules():
-            aside = get_layerwise_info(layer).kernel_tensors
-            if aside is not None:
-                found += [*aside[0].values(), *aside[1].values()]
+            replaced = get_layerwise_info(layer).kernel_tensors
+            if replaced is not None:
+                found += [*replaced[0].values(), *replaced[1].values()]
         return [tensor for tensor in found if not tensor.is_meta]
 
     def record_next(self) -> None:
