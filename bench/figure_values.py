@@ -79,6 +79,12 @@ def thinned(rows: Sequence[str], most: int = 9) -> list[str]:
     return [rows[number] for number in sorted(chosen)]
 
 
+def gpu_newer(values: Values) -> list[str]:
+    """How many lines the checks added last have, and how many passed."""
+    lines = [line for part in ("transports", "engine_variants") for line in values[part]["lines"]]
+    return [f"{len(lines)}", f"{sum(line['verdict'] == 'PASS' for line in lines)}"]
+
+
 def gpu_status(values: Values) -> list[str]:
     """Passed and all checks; MFU at 7B; largest deviation of memory that passed; the peak that did not, and its estimate."""
     lines = [line for line in values["lines"] if line["verdict"] in {"PASS", "FAIL"}]

@@ -85,6 +85,7 @@ QUOTES = (
         "memory was within {} % of the estimate except for the peak of a training step at 0.5B ({} GiB, {} estimated",
         values=read.gpu_status,
     ),
+    Quote(stem="gpu_check", text="of {} newer lines {} passed", values=read.gpu_newer),
     Quote(stem="upstream", text="[{} of {}](bench/results/upstream.md) upstream text jobs", values=read.upstream),
     Quote(
         stem="placement",
