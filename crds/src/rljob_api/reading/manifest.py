@@ -322,6 +322,10 @@ def _score_or_drop(context: Mapping[str, object], item: Any) -> Words:
     return "is neither Drop nor a score", "write Drop, or a number from -1e6 to 1e6"
 
 
+def _quantity_too_large(context: Mapping[str, object], item: Any) -> Words:
+    return f"is larger than the largest whole number of Kubernetes, {2**63 - 1}", 'write a quantity with a suffix such as "512Gi"'
+
+
 def _float16_training(context: Mapping[str, object], item: Any) -> Words:
     return (
         "is a type for engines alone: a model trained in it loses small gradients",
@@ -358,6 +362,7 @@ _WORDS: dict[str, Callable[[Mapping[str, object], Any], Words]] = {
     "string_too_long": _length("at most", "max_length", "characters"),
     "string_too_short": _length("at least", "min_length", "characters"),
     "score_or_drop": _score_or_drop,
+    "quantity_too_large": _quantity_too_large,
     "float16_training": _float16_training,
     "too_long": _length("at most", "max_length", "entries"),
     "too_short": _length("at least", "min_length", "entries"),

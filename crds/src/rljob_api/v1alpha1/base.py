@@ -77,8 +77,12 @@ PathText = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 def _quantity_text(value: object) -> object:
-    """YAML reads ``cpu: 64`` as a number, which Kubernetes takes for a quantity too."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    """YAML reads ``cpu: 64`` as a number, which Kubernetes takes for a quantity too, up to 64 bits with a sign."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return value
+    if value >= 2**63:
+        raise PydanticCustomError("quantity_too_large", "is larger than a whole number of Kubernetes can be")
+    return str(value)
 
 
 Quantity = Annotated[
