@@ -18,6 +18,7 @@ from rljob_runtime.cluster.ray_cluster import CALLS, WATCH, RayWorker
 from rljob_runtime.records import Bucket, OnRunning, WeightManifest
 from rljob_runtime.training.parallel import Layout, make_layout
 from rljob_runtime.training.weights import pack_buckets
+from rljob_runtime.weightsync.checkpoint_names import NamedPart
 from rljob_runtime.weightsync.packing import pack, unpack
 from rljob_runtime.weightsync.parcel import Held, checksum, view
 from rljob_runtime.weightsync.patching import Places, Region, write_changes
@@ -58,7 +59,7 @@ class Trainer(Member):
         torch.set_num_threads(1)
         self.rank, self.world_size = rank, world_size
         self._tensors: dict[str, torch.Tensor] = {}
-        self._model: _Rows | None = None
+        self._model: Rows | None = None
         self._sender: Sender | None = None
 
     def join(self, host: str, port: int) -> None:
@@ -75,7 +76,7 @@ class Trainer(Member):
             for name, _, shape in specs(size_bytes)
         }
         if self.world_size > 1:
-            self._model = _Rows(self._tensors, make_layout(torch.device("cpu")))
+            self._model = Rows(self._tensors, make_layout(torch.device("cpu")))
 
     def step(self, changed: float) -> None:
         """Change the lowest bit of a part of all numbers, evenly spread."""
@@ -123,12 +124,14 @@ class Trainer(Member):
         return self._tensors
 
 
-class _Rows:
+class Rows:
     """What the packing of a trainer rank asks of its model: parameters of which this rank has rows."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], layout: Layout) -> None:
         """Tensors of all ranks together are the whole ones."""
         self.layout = layout
+        shapes = {name: (tensor.shape[0] * layout.mesh.size(), *tensor.shape[1:]) for name, tensor in tensors.items()}
+        self.checkpoint_parts = {name: NamedPart(parameter=name, shape=shape) for name, shape in shapes.items()}
         self._parameters = [
             (name, DTensor.from_local(tensor, layout.mesh, [Shard(0)], run_check=False)) for name, tensor in tensors.items()
         ]

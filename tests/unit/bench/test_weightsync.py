@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
 from bench.weightsync.__main__ import paired
 from bench.weightsync.report import COMPARED, OWN, WAYS, headline, markdown
-from bench.weightsync.world import Engine, Trainer, specs
-from rljob_runtime.weightsync.packing import plan_buckets
+from bench.weightsync.world import Engine, Rows, Trainer, specs
+from rljob_runtime.training.parallel import make_layout
+from rljob_runtime.training.weights import pack_buckets
+from rljob_runtime.weightsync.packing import pack, plan_buckets
 from rljob_runtime.weightsync.parcel import checksum
 
 STREAMED = "rljob_runtime.weightsync.transports.shared_memory"
@@ -34,6 +39,20 @@ def test_engines_have_what_the_trainer_packs_and_count_what_traveled() -> None:
         assert engine.weights() == [checksum(trainer.pack_buckets({0: bucket})) for bucket in manifest.buckets]
         assert engine.stats()["update_bytes"] == pytest.approx(SIZE if version == 1 else SIZE * 0.03, rel=0.01)
     trainer.close_sender()
+
+
+def test_a_job_packs_the_rows_of_several_ranks() -> None:
+    named = specs(1 << 20)
+    tensors = {name: torch.randn(shape).to(torch.bfloat16) for name, _, shape in named}
+    (bucket,) = plan_buckets(named, 8 << 20).buckets
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        packed = pack_buckets(cast(Any, Rows(tensors, make_layout(torch.device("cpu")))), {0: bucket})
+    finally:
+        dist.destroy_process_group()
+    expected = np.zeros(bucket.size_bytes, dtype=np.uint8)
+    pack(bucket, tensors, expected)
+    assert np.array_equal(cast(Any, packed), expected)
 
 
 def test_the_report_has_every_way_and_what_changed() -> None:
