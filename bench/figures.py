@@ -225,8 +225,7 @@ NOT_MEASURED = {
 
 UNCLEAN = frozenset(
     {
-        "agentic", "agentic-endpoint", "gpu_check", "lake", "loading",
-        "overlap-simulation", "specs", "weightsync-nodes",
+        "agentic-endpoint", "gpu_check", "lake", "specs", "weightsync-nodes",
     }
 )  # fmt: skip
 """Results without a commit, or of one with local changes (``+``). Measure one again on a clean commit and remove it here; never add one."""
