@@ -225,7 +225,7 @@ NOT_MEASURED = {
 
 UNCLEAN = frozenset(
     {
-        "agentic-endpoint", "gpu_check", "specs", "weightsync-nodes",
+        "agentic-endpoint", "gpu_check", "weightsync-nodes",
     }
 )  # fmt: skip
 """Results without a commit, or of one with local changes (``+``). Measure one again on a clean commit and remove it here; never add one."""
