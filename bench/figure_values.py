@@ -61,11 +61,14 @@ def cluster_transcript(values: Values) -> list[str]:
     if not any("cluster" in found["name"] for found in values["ways"]):
         return []
     total_s, rows = way(values, "cluster")["total_s"], way(values, "cluster")["transcript"]
-    parts = ", ".join(f"{one['what']} {one['seconds']:.0f} s" for one in way(values, "cluster")["steps"])
+    parts = ", ".join(f"{one['what']} {one['seconds']:.0f} s" for one in way(values, "cluster")["steps"] if one["seconds"] >= 10)
+    busy = way(values, "cluster")["foreign_load"]
     return [
         "```", *thinned(rows), "```", "",
         "From a clone to the end of this job on the cluster of `make cluster-up`: "
-        f"[{total_s / 60:.1f} minutes](bench/results/newcomer.md) ({parts}).",
+        f"[{total_s / 60:.1f} minutes](bench/results/newcomer.md)"
+        f"{', beside other programs that kept both cores busy' if busy > 1 else ''}:",
+        f"{parts}.",
     ]  # fmt: skip
 
 

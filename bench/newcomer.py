@@ -382,7 +382,7 @@ def _described(way: dict[str, Any]) -> list[str]:
 
 def _without_folders(command: str) -> str:
     """Paths of this machine are nobody's business."""
-    return re.sub(r"(?<=\s)'?/[^\s']*/([^\s'/]+)'?", r"\1", command)
+    return re.sub(r"""(?<=[\s"])'?/(?!dev/)[^\s'"]*/([^\s'"/]+)'?""", r"\1", command)
 
 
 def build_wheels(out: Path, root: Path = ROOT) -> None:

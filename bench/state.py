@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-WRITTEN = ("bench/results", "docs/measurements.md", "docs/figures.md", "README.md")
+WRITTEN = ("bench/results", "docs/measurements.md", "docs/figures.md", "docs/images", "README.md")
 """What measurements and ``bench.figures`` write."""
 
 

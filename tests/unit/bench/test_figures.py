@@ -98,11 +98,13 @@ def test_the_readme_counts_the_scenarios() -> None:
 
 def test_the_transcript_of_a_cluster_is_shortened_and_has_its_times() -> None:
     rows = ["NAME STATUS STEP", "q Starting", "q Starting", *(f"q Running {step}" for step in range(0, 200, 5)), "q Completed 200"]
-    way = {"name": "to a job on a cluster", "total_s": 90.0, "transcript": rows, "steps": [{"what": "cluster", "seconds": 60.0}]}
+    way = {"name": "to a job on a cluster", "total_s": 90.0, "transcript": rows, "foreign_load": 0.1}
+    way["steps"] = [{"what": "clone", "seconds": 0.2}, {"what": "cluster", "seconds": 60.0}]
     lines = figure_values.cluster_transcript({"ways": [way]})
     assert lines[:4] == ["```", "NAME STATUS STEP", "q Starting", "q Starting"]
     assert lines[4] == "q Running 0"
     assert lines[9:12] == ["q Completed 200", "```", ""]
-    assert lines[-1].endswith("[1.5 minutes](bench/results/newcomer.md) (cluster 60 s).")
+    assert lines[-2].endswith("[1.5 minutes](bench/results/newcomer.md):")
+    assert lines[-1] == "cluster 60 s."
     assert figure_values.cluster_transcript({"ways": [{"name": "from a clone"}]}) == []
     assert figure_values.thinned(rows[:3]) == rows[:3]
