@@ -121,6 +121,8 @@ def test_standard_input() -> None:
         (("validate", "nowhere.yaml"), "nowhere.yaml: no such file"),
         (("plan", "."), ".: is a folder, a file is needed; give the path of a job file"),
         (("explain", "spec.rolout"), "did you mean spec.rollout?"),
+        (("explain", "spec.rolout.promptsPerStep"), "did you mean spec.rollout.promptsPerStep?"),
+        (("explain", "spec.rolout.nothing"), "did you mean spec.rollout?"),
         (("explain", "spec.nodeGroups[0].nods"), "no field is called spec.nodeGroups[0].nods; did you mean spec.nodeGroups[].nodes?"),
         (("explain", "spec.components[0].engine.memory_fraction"), "did you mean spec.components[].engine.memoryFraction?"),
         (("explain", "spec.training.clipLow"), "did you mean spec.algorithm.policyLoss.clipLow?"),
