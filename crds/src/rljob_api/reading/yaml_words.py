@@ -52,7 +52,8 @@ def explain(error: yaml.MarkedYAMLError, text: str) -> Unreadable | None:
         return _without_colon(begun.line, lines)
     if begun is not None and "flow" in str(error.context):
         opening, closing = ("{", "}") if "mapping" in str(error.context) else ("[", "]")
-        return _place(begun, f"the {opening} here is not closed", f"add {closing}, or the comma or quote that is missing before it")
+        problem = f"neither a comma nor {closing} follows in the {opening} of line {begun.line + 1}, column {begun.column + 1}"
+        return _place(at, problem, f"add a comma, {closing}, or a missing quote before this place")
     if begun is not None and "unexpected end of stream" in found and "quoted" in str(error.context):
         return _place(begun, "the quote that begins here does not end", "add the closing quote")
     if "escape character" in found:
