@@ -1,7 +1,7 @@
 """What a YAML parser could not read, in words that say what to change.
 
-libyaml and PyYAML's own parser name the token that they did not expect, often a line after the mistake. The mistakes below are recognized by
-the text around the parser's marks; of others the parser's words are passed on.
+libyaml and PyYAML's own parser name the token that they did not expect, often a line after the mistake. The mistakes below are
+recognized by the text around the parser's marks; of others the parser's words are passed on.
 """
 
 from __future__ import annotations
