@@ -18,6 +18,8 @@ from rljob_runtime.exit_codes import ExitCode
 if TYPE_CHECKING:
     from rljob_api.errors import SpecInvalidError
     from rljob_api.v1alpha1 import RLJobSpec
+    from rljob_api.v1alpha1.components import ServedModel
+    from rljob_api.v1alpha1.data import Model
     from rljob_api.validation import CheckedJob
 
 
@@ -67,7 +69,7 @@ def absent_models(spec: RLJobSpec) -> list[str]:
     """Models of a job, each once, that this machine does not know and no check has looked at."""
     from rljob_runtime.job.model_shape import read_config
 
-    models = [spec.model, *(component.model for component in spec.components if component.model is not None)]
+    models: list[Model | ServedModel] = [spec.model, *(component.model for component in spec.components if component.model is not None)]
     return list(dict.fromkeys(model.path for model in models if read_config(model) is None))
 
 
