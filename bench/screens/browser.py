@@ -23,6 +23,10 @@ OPTIONS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--allow-file-access-from-files", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic", "--remote-debugging-pipe",
 )  # fmt: skip
+COLORS_MS = 10_000
+"""After loading, at most: until the page has the colors of the view."""
+_FORGET = "try { localStorage.clear() } catch {}"
+"""Before a page's own scripts: the site's theme keeps the colors of the view before, and would use them again."""
 _OFFLINE = ("file:", "data:", "blob:", "about:", "chrome:")
 _LOOK = (Path(__file__).parent / "look.js").read_text(encoding="utf-8")
 
@@ -72,6 +76,7 @@ class Browser:
             self._session = self.send("Target.attachToTarget", targetId=tab, flatten=True)["sessionId"]
             for domain in ("Page", "Runtime", "Log", "Network"):
                 self.send(f"{domain}.enable")
+            self.send("Page.addScriptToEvaluateOnNewDocument", source=_FORGET)
         except BrowserError:
             self.__exit__(None, None, None)
             raise
@@ -105,9 +110,8 @@ class Browser:
         self._events.clear()
         self.send("Page.navigate", url=page.resolve().as_uri())
         self._wait_for(lambda: any(event["method"] == "Page.loadEventFired" for event in self._events), f"{page.name} to load")
-        found = self.evaluate(_LOOK.replace("SETTLE_MS", str(SETTLE_MS)))
+        found = self.evaluate(_LOOK.replace("SETTLE_MS", str(SETTLE_MS)).replace("COLORS_MS", str(COLORS_MS)))
         picture.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"]))
-        self.evaluate("localStorage.clear()")  # where the site's theme keeps the color scheme of the first view
         return [*reported(self._events), *seen(found)]
 
     def evaluate(self, expression: str) -> Any:
@@ -179,6 +183,8 @@ def seen(found: Mapping[str, Any]) -> list[str]:
     problems = []
     if found["width_px"] > found["window_px"]:
         problems.append(f"is {found['width_px']} pixels wide in a window of {found['window_px']}: {', '.join(found['widest'])}")
+    if found["colors"]:
+        problems.append("has the colors {} of the site instead of {}".format(*found["colors"]))
     problems += [f"contrast {faint['contrast']:.1f} of {faint['text']!r} ({faint['where']})" for faint in found["faint"]]
     return problems
 

@@ -1,5 +1,12 @@
 // Evaluated on a page: is the body wider than its window, and because of what; which text is hard to read on its ground.
-new Promise((done) => requestAnimationFrame(() => setTimeout(() => {
+new Promise((done) => {
+  const wanted = matchMedia("(prefers-color-scheme: dark)").matches ? "slate" : "default"
+  const colors = () => document.body?.getAttribute("data-md-color-scheme") ?? wanted // pages other than the site's have none
+  const settle = (left_ms) => { // the site's script sets the colors some time after loading
+    if (colors() === wanted || left_ms <= 0) setTimeout(measure, SETTLE_MS)
+    else setTimeout(() => settle(left_ms - 50), 50)
+  }
+  const measure = () => {
   const LEAST_CONTRAST = 3 // WCAG 2.2's bound for large text; code highlighting of the themes is between 3 and 4.5
   const MOST = 5
   const page = document.documentElement
@@ -52,5 +59,8 @@ new Promise((done) => requestAnimationFrame(() => setTimeout(() => {
   done({
     width_px: Math.max(page.scrollWidth, document.body.scrollWidth), window_px: innerWidth, widest,
     faint: [...faint.values()].sort((a, b) => a.contrast - b.contrast).slice(0, MOST),
+    colors: colors() === wanted ? [] : [colors(), wanted],
   })
-}, SETTLE_MS)))
+  }
+  requestAnimationFrame(() => settle(COLORS_MS))
+})

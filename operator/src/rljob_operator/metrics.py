@@ -9,6 +9,17 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 PREFIX = "rljob_operator_"
+LABELS: Mapping[str, tuple[str, ...]] = {
+    "crd_fields": ("state",),
+    "errors": ("error",),
+    "events_lost": ("error",),
+    "jobs": ("reason",),
+    "missed_objects": ("kind",),
+    "requests": ("verb", "kind", "status"),
+    "watch_age_seconds": ("kind",),
+    "webhook_reviews": ("result",),
+}
+"""Name without :data:`PREFIX` and ``_total`` -> labels of its series; the others have none."""
 RECONCILE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -29,25 +40,25 @@ class Metrics:
         self.errors = Counter(
             PREFIX + "errors",
             "Reconciles that failed and are retried, by error class.",
-            ["error"],
+            LABELS["errors"],
             registry=self.registry,
         )
         self.requests = Counter(
             PREFIX + "requests",
             "Requests to the API server, by verb, kind and HTTP status; status 0 means no answer.",
-            ["verb", "kind", "status"],
+            LABELS["requests"],
             registry=self.registry,
         )
         self.events_lost = Counter(
             PREFIX + "events_lost",
             "Kubernetes events about RLJobs that could not be written, by error class.",
-            ["error"],
+            LABELS["events_lost"],
             registry=self.registry,
         )
         self.reviews = Counter(
             PREFIX + "webhook_reviews",
             "Requests to the validating webhook, by result: allowed, denied, unchecked (too many at once), malformed.",
-            ["result"],
+            LABELS["webhook_reviews"],
             registry=self.registry,
         )
         self.leader = Gauge(
@@ -58,13 +69,13 @@ class Metrics:
         self.crd_fields = Gauge(
             PREFIX + "crd_fields",
             "Fields of the CRD that is served: missing (known to this operator alone: apply its CRD) and unknown (to this operator).",
-            ["state"],
+            LABELS["crd_fields"],
             registry=self.registry,
         )
         self.missed_objects = Counter(
             PREFIX + "missed_objects",
             "Objects whose change or deletion was found by a resync before the watch delivered it, by kind.",
-            ["kind"],
+            LABELS["missed_objects"],
             registry=self.registry,
         )
 
@@ -86,13 +97,13 @@ class _CacheCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Read the current values."""
-        jobs = GaugeMetricFamily(PREFIX + "jobs", "RLJobs by the reason of condition Succeeded.", labels=["reason"])
+        jobs = GaugeMetricFamily(PREFIX + "jobs", "RLJobs by the reason of condition Succeeded.", labels=LABELS["jobs"])
         for reason, count in sorted(self._jobs().items()):
             jobs.add_metric([reason], count)
         ages = GaugeMetricFamily(
             PREFIX + "watch_age_seconds",
             "Age of the oldest known change that the watch has not delivered yet, by kind; 0 means none.",
-            labels=["kind"],
+            labels=LABELS["watch_age_seconds"],
         )
         for kind, age_s in sorted(self._watch_ages_s().items()):
             ages.add_metric([kind], age_s)
@@ -101,8 +112,10 @@ class _CacheCollector(Collector):
 
 def reference(metrics: Metrics) -> str:
     """Render the table of docs/reference/operator-metrics.md."""
-    rows = [
-        f"| `{family.name}{'_total' if family.type == 'counter' else ''}` | {family.type} | {family.documentation} |"
-        for family in sorted(metrics.registry.collect(), key=lambda family: family.name)
-    ]
+    rows = []
+    for family in sorted(metrics.registry.collect(), key=lambda family: family.name):
+        total = "_total" if family.type == "counter" else ""
+        labels = ", ".join(LABELS.get(family.name.removeprefix(PREFIX), ()))
+        name = f"{family.name}{total}{{{labels}}}" if labels else f"{family.name}{total}"
+        rows.append(f"| `{name}` | {family.type} | {family.documentation} |")
     return "\n".join(["| metric | type | meaning |", "|---|---|---|", *rows])

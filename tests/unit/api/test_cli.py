@@ -41,6 +41,19 @@ def test_validate_says_ok_in_one_line() -> None:
     assert result.stdout.startswith("OK quickstart: 1 node, 2 devices, Disaggregated; actor_train 1, actor_infer 1, reward 1; ")
 
 
+def test_validate_names_the_models_that_it_could_not_look_at(tmp_path: Path) -> None:
+    document = manifest()
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "config.json").write_text('{"model_type": "qwen3"}')
+    document["spec"]["model"]["path"] = "here"
+    assert rljob("validate", "-", stdin=json.dumps(document)).stderr == ""
+    document["spec"]["model"]["path"] = "models/tinny"
+    document["spec"]["components"].append({"name": "teacher", "role": "Teacher", "placement": {"ranks": "0"}, "model": {"path": "/absent"}})
+    result = rljob("validate", "-", stdin=json.dumps(document))
+    assert (result.exit_code, result.stdout.count("\n")) == (0, 1)
+    assert result.stderr.startswith("not checked: models/tinny, /absent: no config.json in a folder")
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_examples_are_valid(path: Path) -> None:
     assert check(path.read_text()).plan.components
@@ -108,6 +121,8 @@ def test_standard_input() -> None:
         (("validate", "nowhere.yaml"), "nowhere.yaml: no such file"),
         (("plan", "."), ".: is a folder, a file is needed; give the path of a job file"),
         (("explain", "spec.rolout"), "did you mean spec.rollout?"),
+        (("explain", "spec.rolout.promptsPerStep"), "did you mean spec.rollout.promptsPerStep?"),
+        (("explain", "spec.rolout.nothing"), "did you mean spec.rollout?"),
         (("explain", "spec.nodeGroups[0].nods"), "no field is called spec.nodeGroups[0].nods; did you mean spec.nodeGroups[].nodes?"),
         (("explain", "spec.components[0].engine.memory_fraction"), "did you mean spec.components[].engine.memoryFraction?"),
         (("explain", "spec.training.clipLow"), "did you mean spec.algorithm.policyLoss.clipLow?"),
@@ -367,6 +382,6 @@ def test_imports_little(arguments: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0
-    modules = set(json.loads(done.stderr))
+    modules = set(json.loads(done.stderr.splitlines()[-1]))
     assert not modules & set(HEAVY)
     assert len(modules) <= MAX_MODULES[arguments[0]], sorted(modules)

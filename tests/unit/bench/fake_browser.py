@@ -7,8 +7,13 @@ import os
 import sys
 
 PICTURE = "iVBORw0KGgo="
-FINE = {"width_px": 390, "window_px": 390, "widest": [], "faint": []}
-WIDE = FINE | {"width_px": 512, "widest": ["table.plan"], "faint": [{"text": "gray", "where": "td.note", "contrast": 1.24}]}
+FINE = {"width_px": 390, "window_px": 390, "widest": [], "faint": [], "colors": []}
+WIDE = FINE | {
+    "width_px": 512,
+    "widest": ["table.plan"],
+    "faint": [{"text": "gray", "where": "td.note", "contrast": 1.24}],
+    "colors": ["default", "slate"],
+}
 
 
 def events(behavior: str, url: str) -> list[tuple[str, dict]]:

@@ -36,6 +36,7 @@ def test_everything_wrong_with_a_page_is_reported_once(tmp_path: Path) -> None:
             "console: no data 3",
             "exception: TypeError: x",
             "is 512 pixels wide in a window of 390: table.plan",
+            "has the colors default of the site instead of slate",
             "contrast 1.2 of 'gray' (td.note)",
         ]
 

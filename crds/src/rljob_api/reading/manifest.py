@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from rljob_api import paths
 from rljob_api.errors import FieldError, SpecInvalidError, counted, did_you_mean, show
 from rljob_api.reading import meant, yaml_text
-from rljob_api.v1alpha1.base import PATTERN_WORDS
-from rljob_api.v1alpha1.rljob import KIND, RLJob
+from rljob_api.v1alpha1.base import PATTERN_WORDS, QUANTITY_PATTERN
+from rljob_api.v1alpha1.rljob import API_VERSION, KIND, RLJob
 
 UNKNOWN_FIELD = "is not a known field"
 MAX_PROBLEMS = 200
@@ -208,7 +208,13 @@ def _missing_remedy(parts: paths.Parts) -> str:
     from rljob_api.crd import reference  # only on errors: the index costs a tenth of a second
 
     known = reference.index().get(reference.pattern(parts))
+    if parts in _ALWAYS:
+        return f"add {parts[0]}: {_ALWAYS[parts]}"
     return f"add it: {known.description}" if known else "add it"
+
+
+_ALWAYS: Mapping[paths.Parts, str] = {("apiVersion",): API_VERSION, ("kind",): KIND}
+"""Fields that have one value."""
 
 
 def _unknown_key(parts: paths.Parts) -> FieldError:
@@ -257,18 +263,23 @@ def _whole_number_expected(context: Mapping[str, object], item: Any) -> Words:
     example = {"bytes": "write a number such as 4294967296 for 4Gi", "seconds": "write a number such as 300 for 5 minutes"}
     problem = f"is {_kind(item['input'])}, a whole number{f' of {unit}' if unit else ''} is expected"
     remedy = example.get(unit, "write a number such as 8") if number is None else f"write {number}"
-    return problem, _without_quotes(item["input"], remedy)
+    if isinstance(item["input"], float):
+        remedy = f"write a whole number such as {int(item['input'])}"
+    return problem, _without_quotes(item["input"], _WHOLE, remedy)
 
 
 def _number_expected(context: Mapping[str, object], item: Any) -> Words:
     unit, number = meant.unit_of(_field(item)), meant.number(_field(item), item["input"])
     problem = f"is {_kind(item['input'])}, a number{f' of {unit}' if unit else ''} is expected"
-    return problem, _without_quotes(item["input"], "write a number such as 0.5" if number is None else f"write {number}")
+    return problem, _without_quotes(item["input"], _DECIMAL, "write a number such as 0.5" if number is None else f"write {number}")
 
 
-def _without_quotes(value: object, otherwise: str) -> str:
-    is_number = isinstance(value, str) and value.replace(".", "", 1).isascii() and value.replace(".", "", 1).isdigit()
-    return "write it without quotes" if is_number else otherwise
+_WHOLE = re.compile(r"[-+]?\d+", re.ASCII)
+_DECIMAL = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+
+
+def _without_quotes(value: object, number: re.Pattern[str], otherwise: str) -> str:
+    return "write it without quotes" if isinstance(value, str) and number.fullmatch(value) else otherwise
 
 
 def _bool_expected(context: Mapping[str, object], item: Any) -> Words:
@@ -276,11 +287,19 @@ def _bool_expected(context: Mapping[str, object], item: Any) -> Words:
 
 
 def _list_expected(context: Mapping[str, object], item: Any) -> Words:
-    return f"is {_kind(item['input'])}, a list is expected", "start every entry with a dash, or write [a, b]"
+    remedy = "start every entry with a dash, or write [a, b]"
+    if isinstance(item["input"], dict):
+        remedy = "write a dash before its first key, and begin its other keys in the column of that key"
+    return f"is {_kind(item['input'])}, a list is expected", remedy
 
 
 def _map_expected(context: Mapping[str, object], item: Any) -> Words:
-    return f"is {_kind(item['input'])}, a section with keys is expected", "indent its keys below it"
+    remedy = "indent its keys below it"
+    if item["input"] is None and isinstance(item["loc"][-1], int):
+        remedy = "write its keys after the dash, or remove the dash"
+    elif isinstance(item["input"], list) and item["input"]:
+        remedy = "write its keys without dashes"
+    return f"is {_kind(item['input'])}, a section with keys is expected", remedy
 
 
 def _choice(context: Mapping[str, object], item: Any) -> Words:
@@ -294,6 +313,8 @@ def _choice(context: Mapping[str, object], item: Any) -> Words:
 
 def _pattern(context: Mapping[str, object], item: Any) -> Words:
     pattern = str(context["pattern"])
+    if pattern == QUANTITY_PATTERN and (quantity := meant.quantity(str(item["input"]))) is not None:
+        return "is not written as it must be", f"write {quantity}"
     if pattern in PATTERN_WORDS:
         return "is not written as it must be", f"use {PATTERN_WORDS[pattern]}"
     return f"does not match the pattern {pattern}", "use only the characters the pattern allows"

@@ -16,6 +16,7 @@ _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d{1,9})\s*(s|sec|m|min|h|d)")
 _SCALED = re.compile(r".*(k|M|G|T|P|E|[KMGTPE]i)B?")
 """Texts that count by thousands; the other suffixes of quantities are fractions."""
+_AMOUNT = re.compile(r"(\d{1,12}(?:\.\d{1,3})?)\s*([kmgtp]i?)b?", re.ASCII | re.IGNORECASE)
 _ESTIMATOR, _VARIANT = "algorithm.advantage.estimator", "algorithm.policyLoss.variant"
 _DAPO = "algorithm.policyLoss.clipHigh: 0.28 and rollout.groupFilter: {minStd: 0}, see docs/algorithms.md"
 _ESTIMATORS = {
@@ -57,6 +58,16 @@ def number(field: str, value: object) -> int | None:
     except ValueError:
         return None
     return int(exact) if exact.denominator == 1 else None
+
+
+def quantity(text: str) -> str | None:
+    """How to write an amount with another unit, such as 512Mi for ``512 MiB``; None of a text that is no amount."""
+    found = _AMOUNT.fullmatch(text.strip())
+    if found is None:
+        return None
+    number, prefix = found[1], found[2][0].upper()
+    binary = f"{number}{prefix}i"
+    return binary if len(found[2]) > 1 else f"{number}{prefix.replace('K', 'k')}, or {binary} for powers of 1024"
 
 
 def text_of_list(field: str, value: Sequence[object]) -> str | None:

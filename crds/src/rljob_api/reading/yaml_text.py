@@ -16,6 +16,7 @@ import yaml
 
 from rljob_api import paths
 from rljob_api.errors import FieldError, SpecInvalidError, show
+from rljob_api.reading import yaml_words
 
 MAX_BYTES = 1_048_576
 MAX_VALUES = 50_000
@@ -57,16 +58,19 @@ def load(text: str) -> list[YamlDocument]:
         _check_depth(text)
         nodes = [node for node in yaml.compose_all(text, Loader=_Loader) if node is not None]
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        context = f" {error.context}" if error.context else ""
-        raise _fatal(
-            mark.line + 1 if mark else None, f"{where}is not YAML: {error.problem}{context}", "check indentation, colons and quotes there"
-        ) from None
+        raise _unreadable(error, text) from None
     except yaml.reader.ReaderError as error:
         raise _fatal(None, f"is not YAML: character {error.character!r} is not allowed", "save the file as UTF-8 text") from None
     documents = [_Builder().build(node) for node in nodes]
     return [document for document in documents if document.data is not None or document.errors]
+
+
+def _unreadable(error: yaml.MarkedYAMLError, text: str) -> SpecInvalidError:
+    found = yaml_words.explain(error, text)
+    if found is None:
+        return _fatal(None, f"is not YAML: {error.problem}", "check indentation, colons and quotes")
+    column = f", column {found.column}" if found.column is not None else ""
+    return _fatal(found.line, f"line {found.line}{column}: is not YAML: {found.problem}", found.remedy)
 
 
 def _fatal(line: int | None, problem: str, remedy: str) -> SpecInvalidError:

@@ -74,7 +74,8 @@ class Engine(SpecModel):
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Devices that share each layer."""
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
-    """Pipeline stages, each with a part of the layers; engine.type VLLM only."""
+    """Pipeline stages, each with a part of the layers. Needs engine.type VLLM; not with weightSync.adapters: Served or
+    training.routerReplay: Engine."""
     max_running_requests: Annotated[int, Field(ge=1, le=65536)] = 256
     """Maximum number of sequences that one engine decodes at the same time."""
     kv_cache_bytes: Annotated[int, Field(ge=1_048_576)] | None = None

@@ -151,7 +151,7 @@ class WeightSync(SpecModel):
     """Send only what changed; by default all weights are sent. Useful between nodes, not within a node."""
     adapters: AdapterSync = AdapterSync.MERGED
     """What engines get if model.lora is set. Served sends a few percent of the bytes but slows generation down, on CPU devices by a large
-    factor; needs vLLM and a rank of at most 512."""
+    factor; needs vLLM without pipeline stages and a rank of at most 512."""
     bucket_bytes: Annotated[int, Field(ge=1024, le=17_179_869_184)] = 268_435_456
     """Size of the buckets that tensors are packed into."""
     timeout_seconds: Seconds = 300

@@ -103,7 +103,7 @@ def validate(file: JobFile, name: JobName = None) -> None:
     """Check a job and report its problems together.
 
     Checks types and unknown fields, then rules between fields, placement, and memory. If problems prevent later checks, the last line says
-    how many were not made. Starts nothing and needs no device.
+    how many were not made, and a model that is not on this machine is named. Starts nothing and needs no device.
 
     Exit codes: 0 valid, 2 invalid.
     """
@@ -111,6 +111,8 @@ def validate(file: JobFile, name: JobName = None) -> None:
     from rljob_runtime.commands.show_plan import summary
 
     typer.echo(f"OK {checked.job.metadata.name}: {summary(checked)}")
+    if absent := job_file.absent_models(checked.job.spec):
+        typer.echo(f"not checked: {', '.join(absent)}: no config.json in a folder of this name here, nor in the cache of the Hub", err=True)
 
 
 @app.command()
@@ -138,8 +140,8 @@ def plan(
     """Show the placement of a job, and what fits in memory.
 
     Shows which process runs on which node and devices, what is shared, how weights travel, and the memory of each device. The same
-    planner places the workers of the real run, here and on Kubernetes. Fields that are not supported yet do not stop it; they are listed
-    at the end.
+    planner places the workers of the real run, here and on Kubernetes. A model that a run would refuse does not stop it; why is said at the
+    end.
 
     Exit codes: 0 success, 2 invalid job or a file that cannot be written.
     """

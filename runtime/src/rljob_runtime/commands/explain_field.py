@@ -65,7 +65,9 @@ def _meant(wanted: str, fields: Mapping[str, FieldDoc]) -> str:
         return f"{fields[section].path} {what}; see rljob explain {section}"
     there = _inside(section, fields)
     if near := difflib.get_close_matches(key.replace("_", ""), there, n=1, cutoff=0.6):
-        return f"did you mean {fields[f'{section}.{near[0]}'].path}?"
+        corrected = f"{section}.{near[0]}"
+        below = f"{corrected}{wanted.removeprefix(f'{section}.{key}')}"
+        return f"did you mean {fields[below if below in fields else corrected].path}?"
     last = wanted.rpartition(".")[2]
     if elsewhere := [doc.path for known, doc in fields.items() if known.rpartition(".")[2] == last]:
         return f"did you mean {' or '.join(elsewhere[:3])}?"

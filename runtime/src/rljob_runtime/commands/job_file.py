@@ -17,6 +17,9 @@ from rljob_runtime.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from rljob_api.errors import SpecInvalidError
+    from rljob_api.v1alpha1 import RLJobSpec
+    from rljob_api.v1alpha1.components import ServedModel
+    from rljob_api.v1alpha1.data import Model
     from rljob_api.validation import CheckedJob
 
 
@@ -60,6 +63,14 @@ def check_text(text: str, file: str, name: str | None, *, runnable: bool = True)
         return check(text, name=name, runnable=runnable, shape_of=read_shape, config_of=read_config)
     except SpecInvalidError as error:
         fail(problems(file, error))
+
+
+def absent_models(spec: RLJobSpec) -> list[str]:
+    """Models of a job, each once, that this machine does not know and no check has looked at."""
+    from rljob_runtime.job.model_shape import read_config
+
+    models: list[Model | ServedModel] = [spec.model, *(component.model for component in spec.components if component.model is not None)]
+    return list(dict.fromkeys(model.path for model in models if read_config(model) is None))
 
 
 def single(file: str, name: str | None) -> str:

@@ -171,8 +171,8 @@ class RunFolder:
                 "choose another output folder or empty it yourself"
             )
         if mode is FolderMode.NEW and not vacant:
-            what = "holds a run already; resume it, overwrite it, or" if ours else "is not empty;"
-            raise RuntimeFault(f"{path}: {what} choose another output folder")
+            what = "holds a run already; resume it (--resume), overwrite it (--overwrite), or" if ours else "is not empty;"
+            raise RuntimeFault(f"{path}: {what} choose another output folder (--run-dir)")
         if mode is FolderMode.OVERWRITE and ours:
             folder._clear()
         folder._make()

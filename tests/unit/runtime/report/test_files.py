@@ -204,7 +204,7 @@ def test_a_new_folder_has_its_subfolders(tmp_path: Path):
 
 def test_new_refuses_a_run_and_anything_else_that_is_there(tmp_path: Path):
     _run_folder(tmp_path / "run")
-    with pytest.raises(RuntimeFault, match=r"holds a run already; resume it, overwrite it"):
+    with pytest.raises(RuntimeFault, match=r"holds a run already; resume it \(--resume\), overwrite it \(--overwrite\), .* \(--run-dir\)"):
         RunFolder.open(tmp_path / "run", FolderMode.NEW)
     with pytest.raises(RuntimeFault, match=r"is not empty; choose another output folder"):
         RunFolder.open(tmp_path, FolderMode.NEW)
