@@ -39,8 +39,8 @@ READINESS = {
     "timeoutSeconds": 5,
     "failureThreshold": 25,
 }
-"""Ray's own health check, by which KubeRay too finds a node ready, and fails it after 50 s. KubeRay starts asking 10 s after the container has
-started, then asks every 5 s, and submits the driver once all pods are ready."""
+"""The health check of Ray that KubeRay's own probe asks too, until 50 s have passed. KubeRay's starts 10 s after the container, asks every
+5 s, and KubeRay submits the driver once all pods are ready."""
 _SPEC_VOLUME, _STORAGE_VOLUME, _CACHE_VOLUME, _SHARED_MEMORY_VOLUME = "rljob-spec", "storage", "model-cache", "shared-memory"
 _EMPTY_VOLUMES = {"tmp": naming.TEMPORARY_FOLDER, "home": naming.HOME_FOLDER}
 

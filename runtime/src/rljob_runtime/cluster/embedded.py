@@ -46,6 +46,11 @@ REPORTS_USAGE = "RAY_USAGE_STATS_ENABLED"
 """0 unless somebody sets it: nothing is reported to Ray's makers."""
 COLLECTS_METRICS = "RAY_enable_metrics_collection"
 """0 unless somebody sets it: Ray's own metrics, which only its dashboard agents export. Those of the run are in its folder."""
+AGENTS = {
+    PROCESS_TYPE_DASHBOARD_AGENT: (idle_agent.__file__, idle_agent.DASHBOARD),
+    PROCESS_TYPE_RUNTIME_ENV_AGENT: (idle_agent.__file__, idle_agent.RUNTIME_ENV),
+}
+"""Scripts that are run in the place of Ray's agents, and their first arguments."""
 RECONNECT_S = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """After so long without the control service Ray ends a process that uses it, this one included, with exit code 1. The run itself notices
 within a second, and has to end its workers and its report before."""
@@ -192,14 +197,14 @@ def _idle_agents() -> Iterator[None]:
     Ray starts two on every node and waits for them, and no argument prevents it: 1.4 s of processor time and 200 MB for each node, of which
     a run uses the second one alone, and only where ``pythonInterpreter`` is set.
     """
-    kinds = {PROCESS_TYPE_RUNTIME_ENV_AGENT: idle_agent.RUNTIME_ENV}
-    if os.environ[COLLECTS_METRICS] == "0":
-        kinds[PROCESS_TYPE_DASHBOARD_AGENT] = idle_agent.DASHBOARD
+    agents = dict(AGENTS)
+    if os.environ[COLLECTS_METRICS] != "0":
+        del agents[PROCESS_TYPE_DASHBOARD_AGENT]
     interpreter = services._build_python_executable_command_memory_profileable
 
     def chosen(component: str, *arguments: Any, **options: Any) -> list[str]:
-        if component in kinds:  # Ray appends the path of its agent and the arguments
-            return [sys.executable, "-I", "-S", idle_agent.__file__, kinds[component]]
+        if component in agents:  # Ray appends the path of its agent and the arguments
+            return [sys.executable, "-I", "-S", *agents[component]]
         command: list[str] = interpreter(component, *arguments, **options)
         return command
 

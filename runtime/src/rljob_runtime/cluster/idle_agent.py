@@ -16,7 +16,7 @@ import os
 import select
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 DASHBOARD, RUNTIME_ENV = "dashboard", "runtime_env"
 DASHBOARD_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
@@ -30,7 +30,7 @@ LOOK_S = 1.0
 def main() -> None:
     """Until the raylet ends, or forever as Ray's own agent."""
     kind, command = sys.argv[1], sys.argv[2:]
-    given = dict(argument.removeprefix("--").split("=", 1) for argument in command if argument.startswith("--") and "=" in argument)
+    given = options(command)
     raylet = int(os.environ["RAY_RAYLET_PID"])
     if kind == DASHBOARD:
         for service in DASHBOARD_PORTS:
@@ -47,6 +47,11 @@ def main() -> None:
             kept.set_inheritable(True)
             own = [PORT_ARGUMENT + str(port) if argument.startswith(PORT_ARGUMENT) else argument for argument in command]
             os.execv(sys.executable, [sys.executable, "-u", *own])
+
+
+def options(command: Iterable[str]) -> dict[str, str]:
+    """Arguments of the form ``--name=value``, by name."""
+    return dict(argument.removeprefix("--").split("=", 1) for argument in command if argument.startswith("--") and "=" in argument)
 
 
 def write_port(given: Mapping[str, str], service: str, port: int) -> None:
