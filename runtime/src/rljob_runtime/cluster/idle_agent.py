@@ -77,10 +77,14 @@ def wait(raylet: int, *listening: socket.socket) -> bool:
         ended = [os.pidfd_open(raylet)]
     except (AttributeError, OSError):  # not on Linux, or the raylet has ended already
         ended = []
-    while ended or os.getppid() == raylet:
-        ready, _, _ = select.select([*listening, *ended], [], [], None if ended else LOOK_S)
-        if ready:
-            return ready != ended
+    try:
+        while ended or os.getppid() == raylet:
+            ready, _, _ = select.select([*listening, *ended], [], [], None if ended else LOOK_S)
+            if ready:
+                return ready != ended
+    finally:
+        for descriptor in ended:
+            os.close(descriptor)
     return False
 
 
