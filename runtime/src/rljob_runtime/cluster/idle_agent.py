@@ -79,7 +79,7 @@ def wait(raylet: int, *listening: socket.socket) -> bool:
         ended = []
     try:
         while ended or os.getppid() == raylet:
-            ready, _, _ = select.select([*listening, *ended], [], [], None if ended else LOOK_S)
+            ready, _, _ = select.select([*(s.fileno() for s in listening), *ended], [], [], None if ended else LOOK_S)
             if ready:
                 return ready != ended
     finally:
