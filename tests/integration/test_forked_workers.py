@@ -106,7 +106,7 @@ def test_where_nothing_can_be_forked_workers_start_as_ever(launch: Launch, modul
     assert [reported(launch(TELLS, ("colorsys", module)))["preloaded"] for _ in range(4)] == [False] * 4
 
 
-def test_ray_is_given_environments_of_variables_and_told_of_others(tmp_path: Path) -> None:
+def test_ray_is_given_environments_of_variables_and_others_are_refused(tmp_path: Path) -> None:
     options = [f"--session-dir={tmp_path}", "--node-id=n1", "--node-ip-address=127.0.0.1"]
     command = [sys.executable, "-I", "-S", str(forked_workers.HERE / "environments.py"), idle_agent.__file__, "Ray's own", *options]
     agent = subprocess.Popen(command, env=os.environ | {"RAY_RAYLET_PID": str(os.getpid())})

@@ -9,7 +9,7 @@ and forks a worker in milliseconds:
   Whatever goes wrong before the fork exists, it becomes the ordinary worker's process instead, which only takes longer.
 - :mod:`.manager` is one process for the whole session of pytest. It has one preloaded process for each kind of worker and each set of
   those variables that the libraries read when they are imported; the first worker of a set starts as it does for users.
-- :mod:`.environments` answers in the place of Ray's agent of runtime environments, through which the launcher is told what it starts.
+- :mod:`.environments` answers in the place of Ray's agent of runtime environments, through which the launcher learns what it starts.
 - :mod:`.preloaded` imports, makes sure that it has no second thread, and forks. Ray is not imported before the fork.
 
 :func:`use` makes the embedded clusters of a process do so. Tests of `rljob run` use it unless they ask for a start as users have it
