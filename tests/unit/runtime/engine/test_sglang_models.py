@@ -52,5 +52,10 @@ def test_all_are_imported_where_others_may_be_needed(python: Path, architectures
     assert unused_models(python, architectures, extra_args) == {}
 
 
+def test_what_somebody_has_chosen_stays(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DISABLED, "parts")
+    assert unused_models(python, ["SecondForCausalLM"], {}) == {}
+
+
 def test_an_environment_that_is_laid_out_otherwise_imports_all(tmp_path: Path) -> None:
     assert unused_models(tmp_path / "bin" / "python", ["PlainForCausalLM"], {}) == {}

@@ -11,7 +11,6 @@ What a transport brings early is kept by the calling threads and loaded in ``fin
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 import threading
@@ -32,7 +31,7 @@ from rljob_runtime.engine.sglang.arguments import command_line, server_arguments
 from rljob_runtime.engine.sglang.client import SglangClient
 from rljob_runtime.engine.sglang.interpreter import sglang_python
 from rljob_runtime.engine.sglang.memory import LedgerMemory, ReportedMemory, ServerMemory
-from rljob_runtime.engine.sglang.models import DISABLED, unused_models
+from rljob_runtime.engine.sglang.models import unused_models
 from rljob_runtime.engine.sglang.server import SglangServer, server_environment
 from rljob_runtime.engine.sglang.session import SWITCH_GRACE_S, SglangSession
 from rljob_runtime.engine.stop_strings import decoder
@@ -92,8 +91,7 @@ class SglangEngine:
         ledger = self._folder / "ledger.json" if config.release != "never" and config.threads is not None else None
         arguments = command_line(server_arguments(config, model_config))
         environment = server_environment(config.threads, ledger, config.tensor_parallel_size)
-        if DISABLED not in os.environ:
-            environment |= unused_models(python, found.architectures or (), config.extra_args)
+        environment |= unused_models(python, found.architectures or (), config.extra_args)
         self._server = SglangServer(python, arguments, environment, self._fail)
         self._server.wait_until_healthy(config.start_timeout_s)
         self._memory: ServerMemory | None = None

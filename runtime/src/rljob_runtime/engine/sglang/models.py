@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,14 +20,14 @@ _OF_OTHER_CLASSES = ("speculative", "model_impl")
 
 
 def unused_models(python: Path, architectures: Sequence[str], extra_args: Mapping[str, Any]) -> dict[str, str]:
-    """The variable that leaves out all but the model's class; nothing where it cannot be known that the server needs no other.
+    """The variable that leaves out all but the model's class; nothing where somebody has set it, or the server may need another.
 
     Args:
         python: interpreter of the server, in an environment of its own.
         architectures: of the model's configuration.
         extra_args: arguments of the server beside RLJob's.
     """
-    if any(name.startswith(_OF_OTHER_CLASSES) for name in extra_args):
+    if DISABLED in os.environ or any(name.startswith(_OF_OTHER_CLASSES) for name in extra_args):
         return {}
     texts = {path.stem: path.read_text() for folder in python.parent.parent.glob(_MODELS) for path in folder.glob("[!_]*.py")}
     used = {name for name, text in texts.items() if any(_registers(text, architecture) for architecture in architectures)}
