@@ -200,6 +200,7 @@ COPY --from=runtime-sbom /sbom /usr/share/rljob/sbom
 COPY --chown=1000:1000 examples /workspace/examples
 COPY --chown=1000:1000 --from=tiny-model /models /workspace/models
 COPY --from=model-infos /model-infos /opt/rljob/share/vllm-model-infos
+COPY runtime/image/ray /opt/rljob/first/ray
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="rljob-runtime" \
@@ -208,7 +209,7 @@ LABEL org.opencontainers.image.title="rljob-runtime" \
       org.opencontainers.image.revision="${REVISION}"
 # GKE's device plugin mounts the driver at /usr/local/nvidia; elsewhere the container toolkit brings it, if these capabilities are asked for.
 # The same lines as in NVIDIA's own CUDA images.
-ENV PATH=/opt/rljob/bin:/usr/local/nvidia/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+ENV PATH=/opt/rljob/first:/opt/rljob/bin:/usr/local/nvidia/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64 \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     HOME=/home/rljob \

@@ -1,24 +1,28 @@
 """Three domains with verifiers of their own: a tiny model learns each of them in one job."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.integration.jobs import rljob
+from tests.integration.jobs import COMMAND_TIMEOUT_S, Running
 from tests.layout.tree import ROOT
 
 pytestmark = pytest.mark.slow
 WINDOW = 10
 
 
-def test_every_domain_is_learned_by_its_own_verifier(quickstart_models: Callable[[int], Path], tmp_path: Path) -> None:
+def test_every_domain_is_learned_by_its_own_verifier(
+    quickstart_models: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "models").symlink_to(quickstart_models(0))
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    rljob("run", "examples/domains.yaml", cwd=tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "runs" / "domains" / "metrics.jsonl").read_text().splitlines()]
+    run = Running(tmp_path / "examples", yaml.safe_load((ROOT / "examples" / "domains.yaml").read_text()))
+    assert run.wait(COMMAND_TIMEOUT_S) == 0, run.output
+    rows = run.metrics()
     for tag, reward in (("sums", "task"), ("plus", "math"), ("even", "even")):
         scores = [row[f"reward/tag/{tag}"] for row in rows if f"reward/tag/{tag}" in row]  # a step may have no prompt of a tag
         first, last = sum(scores[:WINDOW]) / WINDOW, sum(scores[-WINDOW:]) / WINDOW

@@ -66,7 +66,7 @@ def test_an_engine_whose_thread_ends_and_one_that_hangs_are_replaced_by_standbys
     manifest["spec"]["rollout"] |= {"standbyProcesses": "PerNode", "stallTimeoutSeconds": STALL_S}
     # held, not timed out: no step passes before the second fault
     manifest["spec"]["rewards"][0] |= {"function": "length_reward:held_score", "timeoutSeconds": HANG_S}
-    run = Running(tmp_path, manifest, adapter="tests.integration.broken_engine:FAULTY", as_users=True)
+    run = Running(tmp_path, manifest, adapter="tests.integration.broken_engine:FAULTY")
     run.until("the second step", lambda: len(run.metrics()) >= 2)
     for number, fault in enumerate(("raise", "hang"), start=1):
         run.until("a process that waits", lambda n=number: run.log("actor_infer-standby-0").count(WAITS_WORDS) == n)
@@ -92,7 +92,7 @@ def test_responses_of_a_failed_engine_go_on_at_another_one_while_it_is_replaced(
     manifest["spec"]["nodeGroups"][0]["devicesPerNode"] = 3
     manifest["spec"]["components"][1]["placement"]["ranks"] = "1-2"
     manifest["spec"]["rewards"][0]["function"] = "length_reward:slow_score"
-    run = Running(tmp_path, manifest, adapter="tests.integration.broken_engine:FAULTY", as_users=True)
+    run = Running(tmp_path, manifest, adapter="tests.integration.broken_engine:FAULTY")
     run.until("the second step", lambda: len(run.metrics()) >= 2)
     file.write_text("raise")
     assert run.wait() == 0, run.output
@@ -112,8 +112,8 @@ def test_an_engine_that_shares_its_device_with_the_trainer_is_replaced_under_its
     manifest = replaced_job(model, file)
     manifest["spec"]["nodeGroups"][0]["devicesPerNode"] = 1
     manifest["spec"]["components"][1]["placement"]["ranks"] = "0"
-    manifest["spec"]["rollout"]["standbyProcesses"] = "PerNode"  # it may still be importing when the fault happens
-    run = Running(tmp_path, manifest, adapter="tests.integration.broken_engine:FAULTY", as_users=True)
+    manifest["spec"]["rollout"]["standbyProcesses"] = "PerNode"  # it may still be starting when the fault happens
+    run = Running(tmp_path, manifest, adapter="tests.integration.broken_engine:FAULTY")
     run.until("the second step", lambda: len(run.metrics()) >= 2)
     file.write_text("raise")
     assert check_replaced(run)["kept"] > 0

@@ -1,5 +1,7 @@
 """Forked workers of tests of jobs: a fork is the process that the interpreter would have started, or there is none."""
 
+import contextlib
+import http.client
 import json
 import os
 import signal
@@ -10,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.core.generated import runtime_env_agent_pb2 as pb
 
+from rljob_runtime.cluster import idle_agent
 from tests.support import forked_workers
-from tests.support.pace import HANG_S
+from tests.support.pace import HANG_S, until
 
 TELLS = """
 import json, os, signal, sys
@@ -100,6 +104,35 @@ def test_a_launcher_ends_as_its_fork_and_a_fork_with_its_launcher(launch: Launch
 @pytest.mark.parametrize("module", ["no_such_module", "ray"])
 def test_where_nothing_can_be_forked_workers_start_as_ever(launch: Launch, module: str) -> None:
     assert [reported(launch(TELLS, ("colorsys", module)))["preloaded"] for _ in range(4)] == [False] * 4
+
+
+def test_ray_is_given_environments_of_variables_and_others_are_refused(tmp_path: Path) -> None:
+    options = [f"--session-dir={tmp_path}", "--node-id=n1", "--node-ip-address=127.0.0.1"]
+    command = [sys.executable, "-I", "-S", str(forked_workers.HERE / "environments.py"), idle_agent.__file__, "Ray's own", *options]
+    agent = subprocess.Popen(command, env=os.environ | {"RAY_RAYLET_PID": str(os.getpid())})
+    port = tmp_path / "runtime_env_agent_port_n1"
+    until("the agent listens", port.exists)
+
+    def ask(method: str, message: Any) -> bytes:
+        asking = http.client.HTTPConnection("127.0.0.1", int(port.read_text()), timeout=HANG_S)
+        with contextlib.closing(asking):
+            asking.request("POST", f"/{method}", message.SerializeToString())
+            return asking.getresponse().read()
+
+    def created(environment: dict[str, Any]) -> Any:
+        request = pb.GetOrCreateRuntimeEnvRequest(serialized_runtime_env=json.dumps(environment), job_id=b"1", source_process="a test")
+        return pb.GetOrCreateRuntimeEnvReply.FromString(ask("get_or_create_runtime_env", request))
+
+    variables = {"A": "x" * 300, "B": "ü"}
+    made, refused = created({"env_vars": variables}), created({"pip": ["a-package"]})
+    assert made.status == pb.AGENT_RPC_STATUS_OK
+    assert json.loads(made.serialized_runtime_env_context) == {"env_vars": variables, "py_executable": sys.executable}
+    assert refused.status == pb.AGENT_RPC_STATUS_FAILED
+    assert "['pip']" in refused.error_message
+    deleted = ask("delete_runtime_env_if_possible", pb.DeleteRuntimeEnvIfPossibleRequest())
+    assert pb.DeleteRuntimeEnvIfPossibleReply.FromString(deleted).status == pb.AGENT_RPC_STATUS_OK
+    agent.kill()
+    agent.wait(HANG_S)
 
 
 def test_forks_end_with_the_manager(launch: Launch, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from rljob_runtime.tiny.lake import LakeConfig, lake_tokenizer, make_lake, warm_
 from rljob_runtime.tiny.lake_corpus import MAX_RESPONSE, PROMPT, Episode
 from rljob_runtime.tiny.lake_play import play
 from rljob_runtime.tiny.model import model_config
-from tests.integration.jobs import rljob
+from tests.integration.jobs import COMMAND_TIMEOUT_S, Running
 from tests.layout.tree import ROOT
 
 WINDOW = 5
@@ -76,14 +76,17 @@ def test_the_made_model_half_knows_the_way(lake_model: TinySummary):
 
 
 @pytest.mark.slow
-def test_it_learns_the_rest_of_the_way_while_the_next_batch_is_played(lake_model: TinySummary, tmp_path: Path):
+def test_it_learns_the_rest_of_the_way_while_the_next_batch_is_played(
+    lake_model: TinySummary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """The example, cut after so many steps as the rise takes."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "models").symlink_to(lake_model.folder.parent)
     manifest = yaml.safe_load((ROOT / "examples" / "frozen-lake.yaml").read_text())
     manifest["spec"]["training"]["steps"] = 60
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest))
-    print(rljob("run", "job.yaml", cwd=tmp_path))
-    rows = [json.loads(line) for line in (tmp_path / "runs" / "frozen-lake" / "metrics.jsonl").read_text().splitlines()]
+    run = Running(tmp_path, manifest)
+    assert run.wait(COMMAND_TIMEOUT_S) == 0, run.output
+    rows = run.metrics()
     success = [row["episode/success"] for row in rows]
     first, last = sum(success[:WINDOW]) / WINDOW, sum(success[-WINDOW:]) / WINDOW
     assert last >= first + 0.3

@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -15,7 +13,7 @@ import yaml
 from rljob_runtime.job.assemble import run_name
 from rljob_runtime.report import METRICS
 from rljob_runtime.weightsync.shared_memory import FOLDER, prefix_of
-from tests.integration.jobs import LENGTH_REWARD, MASK_METRICS, RARE_METRICS, START_TIMEOUT_S, SWITCH_METRICS, Running, job
+from tests.integration.jobs import MASK_METRICS, RARE_METRICS, SWITCH_METRICS, Running, job
 from tests.layout.tree import ROOT
 
 STEPS = 10
@@ -223,23 +221,8 @@ def test_a_reward_that_raises_or_hangs_costs_samples_not_the_job(model: Path, tm
 
 @pytest.mark.slow
 def test_a_sync_that_skips_one_tensor_is_caught_by_the_probe(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job(model, steps=20)))
-    (tmp_path / "length_reward.py").write_text(LENGTH_REWARD)
-    code = (
-        "from rljob_api.v1alpha1.components import EngineType\n"
-        "from rljob_runtime.engine.registry import ENGINES\n"
-        "ENGINES[EngineType.VLLM] = 'tests.integration.broken_engine:ADAPTER'\n"
-        "from pathlib import Path\n"
-        "from rljob_runtime.entry.local_run import run_job\n"
-        "path = Path('job.yaml')\n"
-        "raise SystemExit(run_job(path.read_text(), path, Path('run'), overwrite=False, resume=False))\n"
-    )
-    root = str(Path(__file__).parents[2])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=START_TIMEOUT_S
-    )
-    assert done.returncode == 3, done.stdout + done.stderr
-    assert "actor_infer-0 and the trainer disagree by" in done.stdout
-    assert "the engine does not hold the trainer's weights" in done.stdout
-    assert list(FOLDER.glob(f"{prefix_of(run_name(tmp_path / 'run'))}*")) == []
+    run = Running(tmp_path, job(model, steps=20), adapter="tests.integration.broken_engine:ADAPTER")
+    assert run.wait() == 3, run.output
+    assert "actor_infer-0 and the trainer disagree by" in run.output
+    assert "the engine does not hold the trainer's weights" in run.output
+    assert list(FOLDER.glob(f"{prefix_of(run_name(run.run_dir))}*")) == []

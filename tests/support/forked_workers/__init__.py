@@ -9,10 +9,11 @@ and forks a worker in milliseconds:
   Whatever goes wrong before the fork exists, it becomes the ordinary worker's process instead, which only takes longer.
 - :mod:`.manager` is one process for the whole session of pytest. It has one preloaded process for each kind of worker and each set of
   those variables that the libraries read when they are imported; the first worker of a set starts as it does for users.
+- :mod:`.environments` answers in the place of Ray's agent of runtime environments, through which the launcher learns what it starts.
 - :mod:`.preloaded` imports, makes sure that it has no second thread, and forks. Ray is not imported before the fork.
 
 :func:`use` makes the embedded clusters of a process do so. Tests of `rljob run` use it unless they ask for a start as users have it
-(``tests.integration.jobs.Running``); the quickstart, the in-cluster driver and the standby processes are always started as users' are.
+(``tests.integration.jobs.Running``); the quickstart of one seed and the in-cluster driver are always started as users' are.
 """
 
 from __future__ import annotations
@@ -42,13 +43,18 @@ ENGINE = (
     "vllm.model_executor.models.qwen2",
 )
 TRAINER = ("rljob_runtime.training.worker", "rljob_runtime.training.critic", "transformers.models.qwen2.modeling_qwen2")
+LIGHT = ("rljob_runtime.rewards.worker", "rljob_runtime.environments.worker", "transformers.models.qwen2.tokenization_qwen2")
 MODULES = {
     "rljob_runtime.engine.vllm.engine:VllmEngine": ENGINE,
+    "tests.integration.broken_engine:FaultyEngine": ENGINE,
+    "tests.integration.broken_engine:SkippingEngine": ENGINE,
     "tests.integration.counting_engine:CountingEngine": ENGINE,
     "rljob_runtime.training.worker:PolicyWorker": TRAINER,
     "rljob_runtime.training.critic:CriticWorker": TRAINER,
+    "rljob_runtime.rewards.worker:RewardWorker": LIGHT,
+    "rljob_runtime.environments.worker:EnvironmentWorker": LIGHT,
 }
-"""What a worker of this factory imports in any case; other workers are light, and started as users' are."""
+"""What a worker of this factory imports in any case; others are started as users' are."""
 HERE = Path(__file__).parent
 LAUNCHER = HERE / "launcher.py"
 
@@ -76,9 +82,10 @@ def use() -> None:
     """Clusters that this process embeds from now on start their workers so; nothing without a manager."""
     if SOCKET not in os.environ:
         return
+    from ray._private.ray_constants import PROCESS_TYPE_RUNTIME_ENV_AGENT
     from ray.cluster_utils import Cluster
 
-    from rljob_runtime.cluster import embedded
+    from rljob_runtime.cluster import embedded, idle_agent
     from rljob_runtime.cluster.protocol import WorkerSpec
 
     class ForkingProcesses(Cluster):  # type: ignore[misc]  # Ray's helper has no types
@@ -92,6 +99,7 @@ def use() -> None:
         return {"env_vars": {WORKER: json.dumps({"modules": modules, "environment": dict(spec.env)})}}
 
     os.environ[AHEAD] = "0"  # what no worker here takes
+    embedded.AGENTS[PROCESS_TYPE_RUNTIME_ENV_AGENT] = (str(HERE / "environments.py"), idle_agent.__file__)
     plain_runtime_env = embedded.EmbeddedCluster.runtime_env
     embedded.RayProcesses = ForkingProcesses  # type: ignore[misc]
     embedded.EmbeddedCluster.runtime_env = runtime_env  # type: ignore[method-assign]

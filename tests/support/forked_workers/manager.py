@@ -24,8 +24,8 @@ IMPORT_PATH = "PYTHONPATH"
 """Is set up by each fork for itself."""
 FROM_REQUEST = 2
 """Which worker of a kind and environment is the first one that is forked: what comes once is not worth a process."""
-MAX_PRELOADED = 4
-"""Half a gigabyte each."""
+MAX_PRELOADED = 6
+"""Half a gigabyte each at most."""
 
 Key = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
 

@@ -1,7 +1,7 @@
 """Merges a partial pod template over a generated one.
 
 Maps merge key by key, and null removes a key. Lists of named entries (:data:`rljob_api.rules.pod_template.LIST_KEYS`) merge entry by entry:
-existing entries keep their position, new ones are appended. Tolerations are appended. All other lists are replaced.
+existing entries keep their position, new ones are appended. Tolerations are appended. Probes and all other lists are replaced.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 from rljob_api.rules.pod_template import LIST_KEYS
 
 APPENDED = frozenset({"tolerations"})
+REPLACED = frozenset({"livenessProbe", "readinessProbe", "startupProbe"})
+"""Maps that are replaced as a whole: a probe has one handler."""
 REPLACED_ENTRIES = frozenset({"env", "volumes", "volumeMounts"})
 """Lists whose entries are replaced as a whole: merging a volume or variable of one kind into one of another kind yields neither."""
 
@@ -30,7 +32,7 @@ def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]
 
 def _value(key: str, below: Any, above: Any) -> Any:
     if isinstance(above, Mapping):
-        return merge(below if isinstance(below, Mapping) else {}, above)
+        return merge(below if isinstance(below, Mapping) and key not in REPLACED else {}, above)
     if isinstance(above, list) and key in APPENDED:
         here = below if isinstance(below, list) else []
         return [*here, *(copy.deepcopy(item) for item in above if item not in here)]

@@ -32,6 +32,15 @@ HEAD_REQUESTS = {"cpu": "250m", "memory": "1Gi"}
 """What the head requests where the spec says nothing: a pod without requests is the first one evicted."""
 RAY_HEAD_PORTS = {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080, "serve": 8000}
 """Written out because KubeRay gives the head's Service the ports of its container, and its own ones only where the container names none."""
+READINESS = {
+    "httpGet": {"path": "/api/healthz", "port": 52365},
+    "initialDelaySeconds": 1,
+    "periodSeconds": 2,
+    "timeoutSeconds": 5,
+    "failureThreshold": 25,
+}
+"""The health check of Ray that KubeRay's own probe asks too, until 50 s have passed. KubeRay's starts 10 s after the container, asks every
+5 s, and KubeRay submits the driver once all pods are ready."""
 _SPEC_VOLUME, _STORAGE_VOLUME, _CACHE_VOLUME, _SHARED_MEMORY_VOLUME = "rljob-spec", "storage", "model-cache", "shared-memory"
 _EMPTY_VOLUMES = {"tmp": naming.TEMPORARY_FOLDER, "home": naming.HOME_FOLDER}
 
@@ -96,6 +105,7 @@ def _template(job: JobView, resolved: RLJob, attempt: int, *, place: Head | Node
         "resources": _resources(place),
         "volumeMounts": mounts,
         "lifecycle": {"preStop": {"exec": {"command": list(PRE_STOP)}}},
+        "readinessProbe": READINESS,
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},

@@ -13,17 +13,21 @@ import itertools
 import logging
 import os
 import shutil
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ray._private import services
 from ray._private.node import Node
+from ray._private.ray_constants import PROCESS_TYPE_DASHBOARD_AGENT, PROCESS_TYPE_RUNTIME_ENV_AGENT
 from ray.cluster_utils import Cluster as RayProcesses
 
 from rljob_api.naming import HARDWARE_RESOURCE, NODE_GROUP_LABEL, NODE_RANK_LABEL, ray_resource
 from rljob_api.planning.plan import Plan, PlannedNode
+from rljob_runtime.cluster import idle_agent
 from rljob_runtime.cluster.host import KEEP_VISIBLE_DEVICES, POD_VISIBLE_DEVICES
 from rljob_runtime.cluster.ray_cluster import RayCluster, own_signal_handlers
 from rljob_runtime.errors import ClusterError, SetupError
@@ -40,6 +44,13 @@ TASK_EVENTS = "RAY_task_events_report_interval_ms"
 hours, and a report of every worker each second."""
 REPORTS_USAGE = "RAY_USAGE_STATS_ENABLED"
 """0 unless somebody sets it: nothing is reported to Ray's makers."""
+COLLECTS_METRICS = "RAY_enable_metrics_collection"
+"""0 unless somebody sets it: Ray's own metrics, which only its dashboard agents export. Those of the run are in its folder."""
+AGENTS = {
+    PROCESS_TYPE_DASHBOARD_AGENT: (idle_agent.__file__, idle_agent.DASHBOARD),
+    PROCESS_TYPE_RUNTIME_ENV_AGENT: (idle_agent.__file__, idle_agent.RUNTIME_ENV),
+}
+"""Scripts that are run in the place of Ray's agents, and their first arguments."""
 RECONNECT_S = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """After so long without the control service Ray ends a process that uses it, this one included, with exit code 1. The run itself notices
 within a second, and has to end its workers and its report before."""
@@ -84,12 +95,13 @@ class EmbeddedCluster(RayCluster):
         os.environ.setdefault(REPORTS_USAGE, "0")
         os.environ.setdefault(WORKER_NICENESS, "0")
         os.environ.setdefault(TASK_EVENTS, "0")
+        os.environ.setdefault(COLLECTS_METRICS, "0")
         os.environ.setdefault(RECONNECT_S, NEVER_S)
         visible = _visible_to_nodes(plan)
         logging.getLogger("ray").setLevel(logging.ERROR)
         for attempt in range(1, START_ATTEMPTS + 1):
             try:
-                with own_signal_handlers(), _without_api_server():
+                with own_signal_handlers(), _without_api_server(), _idle_agents():
                     # in this thread: Ray installs signal handlers; its own deadlines bound each process
                     self._start_processes(plan, visible)
                 break
@@ -176,6 +188,31 @@ def _without_api_server() -> Iterator[None]:
         yield
     finally:
         Node.start_api_server = start_api_server
+
+
+@contextlib.contextmanager
+def _idle_agents() -> Iterator[None]:
+    """Nodes that are started inside the block have agents that import nothing of Ray before somebody wants something of them.
+
+    Ray starts two on every node and waits for them, and no argument prevents it: 1.4 s of processor time and 200 MB for each node, of which
+    a run uses the second one alone, and only where ``pythonInterpreter`` is set.
+    """
+    agents = dict(AGENTS)
+    if os.environ[COLLECTS_METRICS] != "0":
+        del agents[PROCESS_TYPE_DASHBOARD_AGENT]
+    interpreter = services._build_python_executable_command_memory_profileable
+
+    def chosen(component: str, *arguments: Any, **options: Any) -> list[str]:
+        if component in agents:  # Ray appends the path of its agent and the arguments
+            return [sys.executable, "-I", "-S", *agents[component]]
+        command: list[str] = interpreter(component, *arguments, **options)
+        return command
+
+    services._build_python_executable_command_memory_profileable = chosen
+    try:
+        yield
+    finally:
+        services._build_python_executable_command_memory_profileable = interpreter
 
 
 def _no_api_server(node: Any, **_: object) -> None:

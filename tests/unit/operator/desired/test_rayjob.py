@@ -284,6 +284,17 @@ def test_pod_templates_apply_from_the_general_to_the_particular() -> None:
     assert head["containers"][0]["name"] == worker["containers"][0]["name"] == "ray"
 
 
+def test_ray_is_asked_at_once_whether_it_is_ready_unless_a_pod_template_asks_otherwise() -> None:
+    document = manifest()
+    asks = {"exec": {"command": ["true"]}, "periodSeconds": 9}
+    document["spec"]["nodeGroups"][0]["podTemplate"] = {"spec": {"containers": [{"name": "ray", "readinessProbe": asks}]}}
+    head, worker = (container(group)["readinessProbe"] for group in groups(ray_job(document)))
+    assert head["initialDelaySeconds"] + head["periodSeconds"] < 5, "KubeRay's own begins after 10 s"
+    assert head["httpGet"] == {"path": "/api/healthz", "port": 52365}
+    assert head["periodSeconds"] * head["failureThreshold"] == 50, "KubeRay's own gives up then"
+    assert worker == asks
+
+
 def test_the_longest_names_fit() -> None:
     document = manifest()
     document["metadata"]["name"] = "x" * naming.MAX_JOB_NAME

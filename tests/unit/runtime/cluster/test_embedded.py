@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+from ray._private import services
+from ray._private.ray_constants import PROCESS_TYPE_DASHBOARD_AGENT, PROCESS_TYPE_RUNTIME_ENV_AGENT
 
 from rljob_api.naming import NODE_RANK_LABEL
-from rljob_runtime.cluster import embedded, ray_cluster
+from rljob_runtime.cluster import embedded, idle_agent, ray_cluster
 from rljob_runtime.cluster.embedded import EmbeddedCluster
 from rljob_runtime.errors import ClusterError, SetupError
 from tests.support.pace import HANG_S
@@ -33,12 +35,16 @@ class Processes:
         self.address = f"127.0.0.1:{len(self.made)}"
         self.nodes: list[dict[str, object]] = []
         self.starts_api_server: list[bool] = []
+        self.agents: list[tuple[str, ...]] = []
         self.stopped = False
         self.made.append(self)
         self.worker_niceness = os.environ["RAY_worker_niceness"]
         self.task_events_ms = os.environ["RAY_task_events_report_interval_ms"]
 
     def add_node(self, *, wait: bool, labels: dict[str, str], **arguments: object) -> None:
+        kinds = (PROCESS_TYPE_DASHBOARD_AGENT, PROCESS_TYPE_RUNTIME_ENV_AGENT)
+        commands = [services._build_python_executable_command_memory_profileable(kind, "/session") for kind in kinds]
+        self.agents.append(tuple(command[-1] if idle_agent.__file__ in command else "Ray's" for command in commands))
         self.starts_api_server.append(embedded.Node.start_api_server is START_API_SERVER)
         if labels[NODE_RANK_LABEL] == "1" and len(self.made) <= self.failures:
             raise Exception("The current node timed out during startup")  # noqa: TRY002 - what Ray raises
@@ -90,6 +96,20 @@ def test_rays_api_server_is_started_only_to_report_usage(start, monkeypatch: pyt
     start(0, made)
     assert made[0].starts_api_server == [starts, starts]
     assert embedded.Node.start_api_server is START_API_SERVER
+
+
+@pytest.mark.parametrize(("given", "dashboard"), [(None, "dashboard"), ("0", "dashboard"), ("1", "Ray's")])
+def test_agents_import_nothing_of_ray_before_they_are_asked_unless_somebody_wants_rays_metrics(
+    start, monkeypatch: pytest.MonkeyPatch, given: str | None, dashboard: str
+) -> None:
+    made: list[Processes] = []
+    monkeypatch.delenv("RAY_enable_metrics_collection", raising=False)
+    if given is not None:
+        monkeypatch.setenv("RAY_enable_metrics_collection", given)
+    unchanged = services._build_python_executable_command_memory_profileable
+    start(0, made)
+    assert made[0].agents == [(dashboard, "runtime_env")] * 2
+    assert services._build_python_executable_command_memory_profileable is unchanged
 
 
 def test_a_start_that_timed_out_is_made_once_more(start, caplog: pytest.LogCaptureFixture) -> None:

@@ -31,6 +31,7 @@ from rljob_runtime.engine.sglang.arguments import command_line, server_arguments
 from rljob_runtime.engine.sglang.client import SglangClient
 from rljob_runtime.engine.sglang.interpreter import sglang_python
 from rljob_runtime.engine.sglang.memory import LedgerMemory, ReportedMemory, ServerMemory
+from rljob_runtime.engine.sglang.models import unused_models
 from rljob_runtime.engine.sglang.server import SglangServer, server_environment
 from rljob_runtime.engine.sglang.session import SWITCH_GRACE_S, SglangSession
 from rljob_runtime.engine.stop_strings import decoder
@@ -89,7 +90,9 @@ class SglangEngine:
         self._folder = Path(tempfile.mkdtemp(prefix="rljob-sglang-"))
         ledger = self._folder / "ledger.json" if config.release != "never" and config.threads is not None else None
         arguments = command_line(server_arguments(config, model_config))
-        self._server = SglangServer(python, arguments, server_environment(config.threads, ledger, config.tensor_parallel_size), self._fail)
+        environment = server_environment(config.threads, ledger, config.tensor_parallel_size)
+        environment |= unused_models(python, found.architectures or (), config.extra_args)
+        self._server = SglangServer(python, arguments, environment, self._fail)
         self._server.wait_until_healthy(config.start_timeout_s)
         self._memory: ServerMemory | None = None
         """Where it can be given back."""
