@@ -174,6 +174,7 @@ class VllmLoop:
             "updates": float(self._weights.finished),
             "update_s": self._weights.last_s,
             "update_bytes": float(self._weights.last_bytes),
+            "reloaded_fraction": self._weights.reloaded_fraction,
         }
 
     def add(self, requests: Sequence[GenerationRequest]) -> None:
