@@ -29,7 +29,7 @@ PATTERN = 6
 FEW_TOKENS = 8
 """Vocabulary where tokens are drafted: with random weights and all of Qwen2.5's 151,936, hardly a draft is accepted."""
 LEAST_ACCEPTED = 0.02
-"""Of drafted tokens; with random weights about one in eight."""
+"""Of drafted tokens: with random weights the first of four is accepted once in eight times, none behind a rejected one, 3.6 % in all."""
 CACHE_BYTES = 4 << 30
 CPU_CACHE_BYTES = 64 << 20
 VARIANTS: Mapping[str, Mapping[str, Any]] = {

@@ -112,8 +112,8 @@ def _cells(line: Line, *, header: bool) -> Table:
 
     shown = Table(box=box.SIMPLE_HEAD if header else None, pad_edge=False, expand=True, show_header=header, show_edge=False)
     for name, width in zip(COLUMNS, WIDTHS, strict=True):
-        right = "right" if name in ("value", "share") else "left"
-        shown.add_column(name, overflow="fold", justify=right, width=width, ratio=None if width else 1)
+        is_number = name in ("value", "share")
+        shown.add_column(name, overflow="fold", justify="right" if is_number else "left", width=width, ratio=None if width else 1)
     cells = row(line)
     shown.add_row(Text(cells[0], style=COLORS[line.verdict]), *(Text(cell) for cell in cells[1:]))
     return shown

@@ -163,9 +163,9 @@ def validation(source: Source, steps: int, numbers: Batch) -> Section | None:
         top_k = source.assume((*_VALIDATION, "top_k"), _SAMPLING["topK"], "ROLL's default", "write 0 for plain sampling")
     samples = source.integer(*_VALIDATION, "num_return_sequences", low=1, high=4096) or 1
     if not temperature:
-        for key, value, plain in (("top_p", top_p, (1.0,)), ("top_k", top_k, (0, -1)), ("num_return_sequences", samples, (1,))):
-            if value is not None and value not in plain:
-                source.drop((*_VALIDATION, key), "answers are greedy, temperature is 0")
+        idle = {"top_p": top_p not in (None, 1.0), "top_k": top_k not in (None, 0, -1), "num_return_sequences": samples != 1}
+        for key in (key for key, is_idle in idle.items() if is_idle):
+            source.drop((*_VALIDATION, key), "answers are greedy, temperature is 0")
         samples, top_p, top_k = 1, None, None
     return compact(
         {
