@@ -160,7 +160,7 @@ def validation(source: Source, steps: int, numbers: Batch) -> Section | None:
         top_p = source.assume((*_VALIDATION, "top_p"), _SAMPLING["topP"], "ROLL's default", "write 1.0 for plain sampling")
     top_k = source.integer(*_VALIDATION, "top_k", low=-1, high=10_000_000)
     if top_k is None and temperature:
-        top_k = source.assume((*_VALIDATION, "top_k"), _SAMPLING["topK"], "ROLL's default", "write 0 for plain sampling")
+        top_k = source.assume((*_VALIDATION, "top_k"), int(_SAMPLING["topK"]), "ROLL's default", "write 0 for plain sampling")
     samples = source.integer(*_VALIDATION, "num_return_sequences", low=1, high=4096) or 1
     if not temperature:
         idle = {"top_p": top_p not in (None, 1.0), "top_k": top_k not in (None, 0, -1), "num_return_sequences": samples != 1}
