@@ -8,6 +8,7 @@ A step without a checkpoint, a step that writes one and waits, a step that copie
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import tempfile
 import time
@@ -74,6 +75,9 @@ def measure(root: Path) -> dict[str, list[float]]:
 
 def main() -> None:
     """Print the table of the how-to page."""
+    argparse.ArgumentParser(
+        prog="python -m bench.checkpoints", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     with tempfile.TemporaryDirectory() as root:
         found = measure(Path(root))
     print("| step | median s | least s |\n|---|---|---|")

@@ -8,6 +8,7 @@ of anonymous memory, above what the process had before; pages of the files are t
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -106,7 +107,7 @@ def measured(way: str, folder: Path) -> dict[str, float]:
     """
     port = str(free_port())
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    commands = [[sys.executable, "-m", "bench.loading", way, str(rank), port, str(folder)] for rank in range(RANKS)]
+    commands = [[sys.executable, "-m", "bench.loading", "--rank", way, str(rank), port, str(folder)] for rank in range(RANKS)]
     ranks = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment) for command in commands
     ]
@@ -122,6 +123,19 @@ def measured(way: str, folder: Path) -> dict[str, float]:
 
 
 def main() -> int:
+    """Measure, show, write; or be one of the processes that are measured."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.loading", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rank", nargs=4, metavar=("WAY", "RANK", "PORT", "FOLDER"), help="used by the measurement itself")
+    if (given := parser.parse_args().rank) is not None:
+        way, rank, port, folder = given
+        rank_main(way, int(rank), int(port), Path(folder))
+        return 0
+    return compare()
+
+
+def compare() -> int:
     """Measure, show, write."""
     console = Console()
     values: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
@@ -153,7 +167,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        rank_main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
-    else:
-        sys.exit(main())
+    sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 import sys
@@ -236,6 +237,7 @@ def _about(sizes: str, prompts: str) -> list[str]:
 
 def main() -> int:
     """Write the page."""
+    argparse.ArgumentParser(prog="python -m bench.scale", description=__doc__).parse_args()
     PAGE.write_text(page(), encoding="utf-8")
     sys.stdout.write(f"wrote {PAGE.name}\n")
     return 0

@@ -6,6 +6,7 @@ every call is answered at once with sixteen tokens.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -59,6 +60,9 @@ class Times:
 
 def main() -> int:
     """Measure, write, print."""
+    argparse.ArgumentParser(
+        prog="python -m bench.agentic.endpoint", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model"
         make(path, config=WarmStartConfig(max_rule_steps=2, noise_steps=1, batch_size=8), target_pass=(0.0, 1.0), num_threads=1)

@@ -12,7 +12,9 @@
       engine.py      vLLM: sleep, wake, probe against the trainer                       + vllm
       generating.py  vLLM with speculation, in fp8, scheduling ahead                    + vllm
     lines.py       a value beside its limit and its bound: PASS or FAIL
-    terminal.py    progress bar and table (rich where it is installed), JSON
+    report.py      each line shown and written as it comes, and what is under way
+    ending.py      the end before all checks are done: the minutes are over, a signal
+    terminal.py    progress bar and lines (rich where it is installed), JSON
 
 A check whose libraries are missing is skipped, with their names. Without CUDA every check runs at CPU size (``scale.py``): the same code,
 tiny sizes, and no bounds on speed.

@@ -27,6 +27,7 @@ def check(scale: Scale) -> Iterator[Line]:
         row = packed(np.array(lengths))
         for heads, key_heads, size in HEADS:
             what = f"{name} row of {sum(lengths)} tokens, {heads} heads over {key_heads}"
+            scale.begin(what)
             bound = TOLERANCE[scale.dtype]
             yield at_most("attention", what, difference(row, heads, key_heads, size, scale), "of the largest number", bound)
 

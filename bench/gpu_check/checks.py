@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.gpu_check.lines import Line
@@ -73,7 +73,7 @@ def chosen(names: Sequence[str]) -> list[Check]:
     return [check for check in CHECKS if not names or check.name in names]
 
 
-def run(check: Check, scale: Scale, ends_s: float) -> Iterator[Line]:
+def run(check: Check, scale: Scale, ends_s: float) -> Generator[Line, None, None]:
     """The lines of one check; one line that says why where it is skipped or fails.
 
     Args:

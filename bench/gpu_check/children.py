@@ -13,6 +13,12 @@ LOOK_S = 0.5
 END_S = 10.0
 
 
+class Stage(str):
+    """What a process does from now on; put into ``results`` between its answers."""
+
+    __slots__ = ()
+
+
 def context() -> Any:
     """A fork server that has imported torch, and has not touched a GPU."""
     made = mp.get_context("forkserver")
@@ -20,20 +26,44 @@ def context() -> Any:
     return made
 
 
-def answer(ctx: Any, jobs: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], results: Any, *, timeout_s: float, what: str) -> Any:
+def answer(
+    ctx: Any,
+    jobs: Sequence[tuple[Callable[..., None], tuple[Any, ...]]],
+    results: Any,
+    *,
+    timeout_s: float,
+    what: str,
+    begin: Callable[[str], None],
+) -> Any:
     """Start a process for each job, and return what one of them puts into ``results``.
 
     Raises:
         RuntimeError, TimeoutError: as of :func:`messages`.
     """
-    (found,) = messages(ctx, jobs, results, count=1, timeout_s=timeout_s, what=what)
+    (found,) = messages(ctx, jobs, results, count=1, timeout_s=timeout_s, what=what, begin=begin)
     return found
 
 
 def messages(
-    ctx: Any, jobs: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], results: Any, *, count: int, timeout_s: float, what: str
+    ctx: Any,
+    jobs: Sequence[tuple[Callable[..., None], tuple[Any, ...]]],
+    results: Any,
+    *,
+    count: int,
+    timeout_s: float,
+    what: str,
+    begin: Callable[[str], None],
 ) -> Iterator[Any]:
     """Start a process for each job, and yield ``count`` messages that they put into ``results``; all are ended with the iterator.
+
+    Args:
+        ctx: of multiprocessing.
+        jobs: function and arguments of each process.
+        results: a queue of ``ctx``.
+        count: messages that are no :class:`Stage`.
+        timeout_s: for each message, a stage among them.
+        what: name of the check, for errors.
+        begin: called with each stage.
 
     Raises:
         RuntimeError: one of them ended before all messages had come.
@@ -44,7 +74,7 @@ def messages(
         for process in processes:
             process.start()
         for _ in range(count):
-            yield _wait(processes, results, time.monotonic() + timeout_s, what)
+            yield _next(processes, results, timeout_s, what, begin)
         for process in processes:
             process.join(END_S)
     finally:
@@ -54,7 +84,16 @@ def messages(
                 process.join(END_S)
 
 
-def _wait(processes: Sequence[Any], results: Any, deadline_s: float, what: str) -> Any:
+def _next(processes: Sequence[Any], results: Any, timeout_s: float, what: str, begin: Callable[[str], None]) -> Any:
+    stage = ""
+    while isinstance(found := _wait(processes, results, timeout_s, f"{what}: {stage}" if stage else what), Stage):
+        stage = str(found)
+        begin(stage)
+    return found
+
+
+def _wait(processes: Sequence[Any], results: Any, timeout_s: float, what: str) -> Any:
+    deadline_s = time.monotonic() + timeout_s
     while True:
         try:
             return results.get(timeout=LOOK_S)
@@ -63,4 +102,4 @@ def _wait(processes: Sequence[Any], results: Any, deadline_s: float, what: str) 
             if failed:
                 raise RuntimeError(f"{what}: a process ended with exit code {failed[0]}; its error stands above") from None
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"{what}: no answer in time; the processes were ended") from None
+                raise TimeoutError(f"{what}: no answer within {timeout_s:.0f} s; the processes were ended") from None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from bench.gpu_check.children import answer, context
+from bench.gpu_check.children import Stage, answer, context
 from bench.gpu_check.lines import Line, at_most, equal, share
 from bench.gpu_check.policy import folder_of, policy
 from bench.gpu_check.scale import Scale
@@ -60,7 +60,7 @@ def _check(scale: Scale, name: str, engine: str, serve: Callable[..., None], kin
     ctx = context()
     results = ctx.Queue()
     arguments = (settings, [row.tolist() for row in np.split(tokens, np.cumsum(lengths)[:-1])], kinds, scale.wait_s, results)
-    found = answer(ctx, [(serve, arguments)], results, timeout_s=4 * scale.wait_s, what=name)
+    found = answer(ctx, [(serve, arguments)], results, timeout_s=4 * scale.wait_s, what=name, begin=scale.begin)
     starts = np.cumsum(lengths) - lengths
     wanted = np.delete(trained, starts)
     yield Line(check=name, what="start", value=found["start_s"], unit="s")
@@ -107,9 +107,11 @@ def _serve(start: Callable[[], Engine], sequences: list[list[int]], kinds: Seque
     given = [tuple(sequence) for sequence in sequences]
     states = [StateKind(kind) for kind in kinds]
     started = time.perf_counter()
+    results.put(Stage("start of the engine"))
     engine = start()
     start_s = time.perf_counter() - started
     try:
+        results.put(Stage("log-probs, sleep, and wake"))
         before = np.concatenate([np.asarray(row, dtype=np.float32) for row in engine.score(given, wait_s)])
         held = engine.memory().allocated_bytes
         full = _free_bytes()

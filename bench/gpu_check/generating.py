@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.gpu_check.children import answer, context
-from bench.gpu_check.lines import Line, at_most, equal
+from bench.gpu_check.children import Stage, answer, context
+from bench.gpu_check.lines import Line, at_most, equal, share
 from bench.gpu_check.policy import folder_of, policy
-from bench.gpu_check.scale import Scale
+from bench.gpu_check.scale import Model, Scale
 from bench.gpu_check.trainer import probe_lines
 from rljob_runtime.errors import RuntimeFault
 from rljob_runtime.weightsync.probe import default_limits
@@ -25,6 +26,10 @@ SAMPLES = 4
 """Of each prompt."""
 PATTERN = 6
 """Tokens of a prompt that repeat."""
+FEW_TOKENS = 8
+"""Vocabulary where tokens are drafted: with random weights and all of Qwen2.5's 151,936, hardly a draft is accepted."""
+LEAST_ACCEPTED = 0.02
+"""Of drafted tokens: with random weights the first of four is accepted once in eight times, none behind a rejected one, 3.6 % in all."""
 CACHE_BYTES = 4 << 30
 CPU_CACHE_BYTES = 64 << 20
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -75,7 +80,7 @@ def _check(variant: str, scale: Scale) -> Iterator[Line]:
 
 
 def _variant(name: str, variant: str, scale: Scale) -> Iterator[Line]:
-    model = scale.models[0]
+    model = _with_few_tokens(scale.models[0]) if variant == "ngram" else scale.models[0]
     settings = {
         "model_path": str(folder_of(model, scale)),
         "dtype": scale.dtype,
@@ -91,9 +96,11 @@ def _variant(name: str, variant: str, scale: Scale) -> Iterator[Line]:
     ctx = context()
     results = ctx.Queue()
     arguments = (settings, prompts, scale.sampled_tokens, scale.bucket_bytes, scale.wait_s, results)
-    found = answer(ctx, [(serve, arguments)], results, timeout_s=4 * scale.wait_s, what=name)
+    found = answer(ctx, [(serve, arguments)], results, timeout_s=4 * scale.wait_s, what=name, begin=scale.begin)
     yield Line(check=name, what="start", value=found["start_s"], unit="s")
     yield from _speed(name, variant, found, scale)
+    if variant == "ngram":
+        yield _accepted(name, found)
     tokens, lengths, wanted = _joined(prompts, found["tokens"])
     with policy(model, scale, trainable=False, activation_checkpointing=False) as worker:
         trained = worker.compute_logprobs(tokens, lengths, 1.0, wanted)[wanted > 0]
@@ -113,6 +120,20 @@ def _variant(name: str, variant: str, scale: Scale) -> Iterator[Line]:
         yield Line(check=name, what="update", failed=found["fault"])
     else:
         yield equal(name, "log-probs after an update with the weights that it had", found["moved"])
+
+
+def _with_few_tokens(model: Model) -> Model:
+    """The same layers over a small vocabulary, of which no token ends a response."""
+    return replace(
+        model, name=f"{model.name} with {FEW_TOKENS} tokens", config={**model.config, "vocab_size": FEW_TOKENS, "eos_token_id": None}
+    )
+
+
+def _accepted(name: str, found: Mapping[str, Any]) -> Line:
+    """Whether there is something of drafts among the log-probs that are compared."""
+    accepted, drafted = found["accepted"], found["drafted"]
+    what = "drafted tokens that were accepted, among those compared below"
+    return share(name, what, accepted, "tokens", limit=drafted, limit_name="drafted", at_least=LEAST_ACCEPTED)
 
 
 def _speed(name: str, variant: str, found: Mapping[str, Any], scale: Scale) -> Iterator[Line]:
@@ -154,14 +175,17 @@ def serve(settings: Mapping[str, Any], prompts: list[list[int]], tokens: int, bu
 
     from rljob_runtime.engine.vllm.engine import VllmEngine
 
+    results.put(Stage("start of the engine"))
     started = time.perf_counter()
     engine = VllmEngine(config)
     found: dict[str, Any] = {"start_s": time.perf_counter() - started}
     try:
+        results.put(Stage("sampling"))
         _sampled(engine, prompts, tokens, 0, wait_s)
         found |= _sampled(engine, prompts, tokens, 1, wait_s)
         scored = [tuple(prompt) for prompt in prompts]
         try:
+            results.put(Stage("update with the same weights"))
             before = engine.score(scored, wait_s)
             _update(engine, Path(config.model_path), bucket_bytes, wait_s)
             after = engine.score(scored, wait_s)
@@ -185,7 +209,7 @@ def _sampled(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, turn
         )
         for index in range(SAMPLES * len(prompts))
     ]
-    steps = engine.stats()["steps"]
+    before = engine.stats()
     started = time.perf_counter()
     engine.submit(requests)
     found: dict[str, Any] = {}
@@ -196,9 +220,12 @@ def _sampled(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, turn
             raise TimeoutError(f"{len(found)} of {len(requests)} responses after {wait_s:.0f} s")
     seconds = time.perf_counter() - started
     segments = [found[request.request_id] for request in requests]
+    stats = engine.stats()
     return {
         "seconds": seconds,
-        "steps": int(engine.stats()["steps"] - steps),
+        "steps": int(stats["steps"] - before["steps"]),
+        "drafted": stats["drafted_tokens"] - before["drafted_tokens"],
+        "accepted": stats["accepted_tokens"] - before["accepted_tokens"],
         "tokens": [np.array(segment.token_ids) for segment in segments],
         "logprobs": [np.array(segment.logprobs) for segment in segments],
     }

@@ -83,6 +83,7 @@ def peak_of(device: torch.device) -> float | None:
 
 def check(scale: Scale) -> Iterator[Line]:
     """Matrix products and copies; the products beside the data sheet where the device is known."""
+    scale.begin("matrix product")
     flops, stated = matmul_flops(scale.device, scale.matrix, scale.dtype, scale.repeat), peak_of(scale.device)
     what = f"{scale.dtype} matrix product, {scale.matrix} x {scale.matrix}"
     if stated is None:
@@ -90,6 +91,7 @@ def check(scale: Scale) -> Iterator[Line]:
     else:
         yield share("limits", what, flops / 1e12, "TFLOP/s", limit=stated / 1e12, limit_name="data sheet", at_least=0.55)
     names = {"inside": "copy inside the device", "off": "copy off the device, pinned", "onto": "copy onto the device, pinned"}
+    scale.begin("copies")
     for name, rate in copy_rates(scale.device, scale.copied_bytes, scale.repeat).items():
         what = names[name] if scale.on_cuda else f"memcpy, which stands in for: {names[name]}"
         yield Line(check="limits", what=what, value=rate / 1e9, unit="GB/s")

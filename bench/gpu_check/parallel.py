@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -36,12 +36,12 @@ def check(scale: Scale) -> Iterator[Line]:
     left = [case.name for case in ranks.CASES]
     while left:
         before = len(left)
-        yield from _pair(plan, left, devices)
+        yield from _pair(plan, left, devices, scale.begin)
         if len(left) == before:  # a pair that says nothing at all
             yield _failed(left.pop(0), "the ranks ended without an answer; their errors are above")
 
 
-def _pair(plan: Mapping[str, Any], left: list[str], devices: int) -> Iterator[Line]:
+def _pair(plan: Mapping[str, Any], left: list[str], devices: int, begin: Callable[[str], None]) -> Iterator[Line]:
     """Start two ranks for the cases that are left, and take each from the list whose result has come."""
     ctx = context()
     results = ctx.Queue()
@@ -49,7 +49,7 @@ def _pair(plan: Mapping[str, Any], left: list[str], devices: int) -> Iterator[Li
     own = {**plan, "cases": tuple(left), "ports": {name: (ports.pop(), ports.pop()) for name in left}}
     jobs = [(ranks.main, (rank, own, results)) for rank in range(2)]
     try:
-        for name, found in messages(ctx, jobs, results, count=len(left), timeout_s=plan["wait_s"], what="parallel"):
+        for name, found in messages(ctx, jobs, results, count=len(left), timeout_s=plan["wait_s"], what="parallel", begin=begin):
             left.remove(name)
             if isinstance(found, str):
                 yield _failed(name, found)

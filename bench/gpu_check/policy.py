@@ -84,6 +84,7 @@ def policy(model: Model, scale: Scale, *, lora: bool = False, **settings: Any) -
         RuntimeFault: it cannot be set up.
     """
     empty(scale.device)  # of an earlier worker, which its caller may have held on to until now
+    scale.begin(f"loading model {model.name}")
     folder = folder_of(model, scale)
     loaded = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     if scale.on_cuda:
@@ -102,6 +103,7 @@ def policy(model: Model, scale: Scale, *, lora: bool = False, **settings: Any) -
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     worker.setup("127.0.0.1", port, SETUP_S)
+    scale.begin(f"model {model.name}")
     try:
         yield worker
     finally:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.gpu_check.children import Stage
+
 SOCKETS = {
     "NCCL_NET": "Socket",
     "NCCL_IB_DISABLE": "1",
@@ -74,7 +76,7 @@ def environment(rank: int, devices: int) -> None:
 
 
 def main(rank: int, plan: Mapping[str, Any], results: Any) -> None:
-    """Compute the cases of ``plan``; rank 0 puts ``(case, numbers)`` into ``results``, any rank ``(case, error)``."""
+    """Compute the cases of ``plan``; rank 0 puts stages and ``(case, numbers)`` into ``results``, any rank ``(case, error)``."""
     torch.set_num_threads(1)
     environment(rank, plan["devices"])
     from rljob_runtime.training import model
@@ -85,7 +87,10 @@ def main(rank: int, plan: Mapping[str, Any], results: Any) -> None:
         try:
             key = repr((case.model, case.critic, sorted(case.settings.items())))
             if rank == 0 and key not in alone:
+                results.put(Stage(f"{case.title}, one rank"))
                 alone[key] = compute(case, 0, 1, plan)
+            if rank == 0:
+                results.put(Stage(f"{case.title}, two ranks"))
             found = compute(case, rank, 2, plan)
             if rank == 0:
                 results.put((case.name, compare(alone[key], found)))

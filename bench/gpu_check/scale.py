@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,10 @@ class Model:
     """Of transformers' Qwen2Config, as published for Qwen2.5; with ``model_type`` of that type's."""
     checkpointing: bool
     """Whether decoder layers are computed again in the backward pass."""
+
+
+def _unseen(what: str) -> None:
+    """Nobody follows what a check does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +67,8 @@ class Scale:
     """What later checks stand beside."""
     written: dict[str, Path] = field(default_factory=dict)
     """Model folders by name, made when the first check needs one."""
+    begin: Callable[[str], None] = _unseen
+    """Called with what a check does from now on: where it is when it is cut off."""
 
     @property
     def on_cuda(self) -> bool:

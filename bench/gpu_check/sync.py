@@ -104,6 +104,7 @@ def _settings(scale: Scale) -> dict[str, Any]:
 
 
 def _way(way: Way, trainer: Any, engine: Any, manifest: WeightManifest, scale: Scale) -> Iterator[Line]:
+    scale.begin(way.title)
     engine.use(way.receiver if scale.on_cuda else None)
     found = asyncio.run(_published(way, trainer, engine, manifest, scale.wait_s))
     if found["warning"]:

@@ -71,6 +71,7 @@ def _size(name: str, model: Model, scale: Scale, *, adapters: bool = False) -> I
 def _steps(name: str, worker: PolicyWorker, scale: Scale, model: Model, wanted: Estimate, *, lora: bool, note: str) -> Iterator[Line]:
     given = batch(scale, int(model.config["vocab_size"]))
     lengths = given.lengths.tolist()
+    scale.begin("training steps, of which the first compiles")
     limit = matmul_flops(scale.device, scale.matrix, scale.dtype, scale.repeat)
     worker.train_step([given], 0)  # AdamW makes its moments
     state_bytes = worker.memory().allocated_bytes
@@ -109,6 +110,7 @@ def _steps(name: str, worker: PolicyWorker, scale: Scale, model: Model, wanted: 
         expected_name=estimated,
         tolerance=tolerance,
     )
+    scale.begin("log-prob pass")
     forward_s = median_s(scale.device, scale.repeat, lambda: worker.compute_logprobs(given.token_ids, given.lengths, 1.0))
     yield share(
         name,
@@ -132,12 +134,14 @@ def check_checkpoint(scale: Scale) -> Iterator[Line]:
         worker.train_step([given], 0)
         before = worker.compute_logprobs(given.token_ids, given.lengths, 1.0)
         folder.mkdir()
+        scale.begin("writing a checkpoint")
         started = time.perf_counter()
         worker.save_checkpoint(folder)
         saved_s = time.perf_counter() - started
         written = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         worker.train_step([given], 1)
         moved = float(np.abs(worker.compute_logprobs(given.token_ids, given.lengths, 1.0) - before).max())
+        scale.begin("reading the checkpoint")
         started = time.perf_counter()
         worker.load_checkpoint(folder)
         loaded_s = time.perf_counter() - started

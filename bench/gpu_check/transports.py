@@ -32,6 +32,7 @@ def check_ipc(scale: Scale) -> Iterator[Line]:
         results,
         timeout_s=scale.wait_s,
         what="ipc",
+        begin=scale.begin,
     )
     memory = "CUDA IPC" if scale.on_cuda else "shared memory, which stands in for CUDA IPC"
     yield at_most("ipc", f"{PARTS} buffers opened ({memory})", found["opened_s"], "s", scale.speed(1.0))
@@ -53,7 +54,7 @@ def check_collective(scale: Scale) -> Iterator[Line]:
         (peers.member, (rank, world, port, rank if gpus else None, scale.copied_bytes, scale.repeat, scale.wait_s, results))
         for rank in range(world)
     ]
-    found = answer(ctx, jobs, results, timeout_s=2 * scale.wait_s, what="collective")
+    found = answer(ctx, jobs, results, timeout_s=2 * scale.wait_s, what="collective", begin=scale.begin)
     what, limit, name, bound = _limit(scale, gpus)
     yield share(
         "collective",

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from trl import GRPOConfig, GRPOTrainer
 
 from bench.training.rows import cut_in_order, pad_both
 from rljob_api.v1alpha1.policy_loss import PPOLoss
@@ -78,6 +77,8 @@ class TrlSide:
 
     def __init__(self, folder: Path, token_budget: int, work: Path) -> None:
         """Load the model of ``folder``; TRL writes into ``work``."""
+        from trl import GRPOConfig, GRPOTrainer  # seconds that the other sides need not wait for
+
         self.token_budget = token_budget
         config = GRPOConfig(
             output_dir=str(work),

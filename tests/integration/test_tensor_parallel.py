@@ -225,13 +225,17 @@ def run_layout(rank: int, port: int, base: Path, name: str, vocab: int, dp: int,
 
 
 def run_divided_tokens(rank: int, ports: list[int], base: Path) -> None:
-    """Layouts of sequence parallelism, one of them with recomputed layers."""
+    """Layouts of sequence parallelism, one of them with recomputed layers; and bfloat16, with it and without."""
     for name, dp, tp, cp in DIVIDED_TOKENS:
         model_module.ONE_UNIT_BYTES = 0 if name == "qwen3" else 32 * 2**20
         port = ports.pop()
         if rank < dp * tp * cp:
             recomputed = {"activation_checkpointing": name == "qwen3"}
             run_layout(rank, port, base, name, MODELS[name].vocab_size, dp, tp, cp, sequence_parallel=True, **recomputed)
+    for divided in (False, True):
+        port = ports.pop()
+        if rank < 2:
+            run_divided_bfloat16(rank, port, base, divided=divided)
 
 
 def run_resumed(rank: int, port: int, base: Path, saved: str, dp: int, tp: int) -> None:
@@ -264,6 +268,23 @@ def run_low_precision(rank: int, port: int, base: Path, dp: int, tp: int, cp: in
     worker.train_step([batch], step=1)
     worker.shutdown()
     write(base, f"bfloat16 {label(dp, tp, cp)} {rank}", arrays | {"norm": np.array(metrics["train/grad_norm"])})
+
+
+def run_divided_bfloat16(rank: int, port: int, base: Path, *, divided: bool) -> None:
+    """Log-probs and gradients of two tensor-parallel ranks in bfloat16, which divide tokens too if ``divided``."""
+    vocab, cpu = MODELS["qwen2"].vocab_size, torch.device("cpu")
+    config = settings(base / "qwen2" / "model", 2, dtype="bfloat16", sequence_parallel=divided)
+    worker = PolicyWorker(config, rank, 2)
+    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    everything = random_batch(vocab)
+    arrays = {"logprobs": worker.compute_logprobs(everything.token_ids, everything.lengths, 1.0)}
+    (prepared,) = prepare_batches([masked(everything, vocab)], worker.config, cpu, worker.ready.costs)
+    accumulate_gradients(worker.model, prepared, worker.config, StepMeter(cpu), fresh=True)
+    clip_gradients(worker.model, None)
+    arrays |= {f"grad/{name}": gradient for name, gradient in full_gradients(worker).items()}
+    worker.shutdown()
+    if rank == 0:
+        write(base, f"bfloat16 1x2{SEQUENCE if divided else ''}", arrays)
 
 
 def whole_moments(worker: PolicyWorker) -> dict[str, np.ndarray]:
@@ -444,6 +465,21 @@ def test_bfloat16_with_recomputed_layers(base: Path, layout: str) -> None:
     assert difference < 0.1
     assert difference > 0.0 or layout == "1x1x2", "sums over tensor-parallel ranks round otherwise"
     assert two["norm"] == pytest.approx(one["norm"], rel=0.05)
+
+
+def test_sequence_parallelism_in_bfloat16_rounds_as_tensor_parallelism_does(base: Path) -> None:
+    """Both ranks' halves of a sum are added and rounded once, whether every rank does so for all tokens or for its own.
+
+    So log-probs differ by less than one rounding, where those of one rank differ by several. Gradients of norms are sums over the tokens of
+    each rank, rounded (half an epsilon each) before and after they are added: less than one epsilon of a parameter's gradient.
+    """
+    whole, divided = read(base, "bfloat16 1x2"), read(base, f"bfloat16 1x2{SEQUENCE}")
+    epsilon = torch.finfo(torch.bfloat16).eps
+    assert np.abs(whole.pop("logprobs") - divided.pop("logprobs")).max() < epsilon
+    assert whole.keys() == divided.keys()
+    apart = {name: float(np.linalg.norm(divided[name] - gradient) / np.linalg.norm(gradient)) for name, gradient in whole.items()}
+    assert max(apart.values()) < epsilon, apart
+    assert max(apart.values()) > 0.0, "tokens were not divided: norms are summed otherwise"
 
 
 def test_moments_in_bfloat16_are_the_same_on_all_ranks_and_in_another_layouts_checkpoint(base: Path) -> None:

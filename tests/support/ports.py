@@ -5,6 +5,8 @@ import socket
 import tempfile
 from pathlib import Path
 
+import pytest
+
 PORTS = range(28_000, 32_768)
 """Between those of process groups (``cluster/ports.py``) and those the kernel gives to whoever asks for any."""
 
@@ -36,3 +38,15 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6 at all")

@@ -31,7 +31,7 @@ import random
 import signal
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -282,11 +282,17 @@ class Operator:
             standalone=True,
             clusterwide=not self.settings.namespace_list,
             namespaces=self.settings.namespace_list,
-            liveness_endpoint=f"http://0.0.0.0:{self.settings.health_port}/healthz",
+            liveness_endpoint=liveness_endpoint(self.settings.health_port, os.environ),
             stop_flag=self._watches_stop,
         )
         self.handle_signals()  # kopf has just replaced the handlers; it would stop before the queue is drained
         await kopf.run_tasks(tasks, ignored=others)
+
+
+def liveness_endpoint(port: int, environment: Mapping[str, str]) -> str:
+    """Where kopf answers probes: all IPv4 addresses, and in a cluster whose API server has an IPv6 address all of both kinds."""
+    host = "[::]" if ":" in environment.get("KUBERNETES_SERVICE_HOST", "") else "0.0.0.0"
+    return f"http://{host}:{port}/healthz"
 
 
 def kopf_registry(operator: Operator) -> kopf.OperatorRegistry:

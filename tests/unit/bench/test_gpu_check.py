@@ -2,9 +2,12 @@
 
 import json
 import math
+import queue
 import runpy
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +17,8 @@ import torch
 from bench.gpu_check import checks, flops
 from bench.gpu_check.__main__ import main, parse
 from bench.gpu_check.checks import CHECKS, Check
+from bench.gpu_check.children import Stage, messages
+from bench.gpu_check.ending import CutOffError, limited
 from bench.gpu_check.estimate import shape_of
 from bench.gpu_check.lines import Line, Verdict, at_most, equal, exit_code, share, within
 from bench.gpu_check.scale import GPU_MODELS, cpu
@@ -84,6 +89,62 @@ def test_a_check_that_breaks_is_a_failed_line_and_one_without_time_is_skipped(tm
     assert late.verdict is Verdict.SKIP
 
 
+def test_what_is_cut_off_leaves_its_lines_and_says_what_was_under_way(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "out.json"
+    seen: list[dict[str, object]] = []
+
+    def endless(scale):
+        yield equal("limits", "quick", 0.0)
+        seen.append(json.loads(file.read_text()))
+        scale.begin("compiling")
+        seen.append(json.loads(file.read_text()))
+        signal.raise_signal(signal.SIGALRM)  # as when the minutes are over
+
+    monkeypatch.setattr(checks, "_function", lambda check: endless)
+    assert main(["--only", "limits", "--only", "attention", "--minutes", "10", "--json", str(file)]) == 0
+    assert [one["under_way"] for one in seen] == [
+        {"check": "limits", "what": "what follows 'quick'"},
+        {"check": "limits", "what": "compiling"},
+    ]
+    assert [[line["what"] for line in one["lines"]] for one in seen] == [["quick"], ["quick"]]  # before the check ended
+    left = json.loads(file.read_text())
+    assert "under_way" not in left
+    quick, cut, not_begun = left["lines"]
+    assert (quick["verdict"], cut["verdict"], not_begun["verdict"]) == ("PASS", "SKIP", "SKIP")
+    assert cut["skipped"].startswith("cut off (--minutes); under way: compiling, ")
+    assert (not_begun["check"], not_begun["skipped"]) == ("attention", "not begun (--minutes)")
+    assert "compiling" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_the_minutes_end_what_waits():
+    with pytest.raises(CutOffError, match="minutes"), limited(0.01, "minutes"):
+        threading.Event().wait()
+
+
+def test_a_signal_ends_it_with_what_was_measured(tmp_path, monkeypatch):
+    def ended(scale):
+        yield equal("limits", "quick", 0.0)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(checks, "_function", lambda check: ended)
+    assert main(["--only", "limits", "--json", str(tmp_path / "out.json")]) == 128 + signal.SIGTERM
+    lines = json.loads((tmp_path / "out.json").read_text())["lines"]
+    assert [line["what"] for line in lines] == ["quick", "cut off"]
+
+
+def test_stages_of_a_process_are_reported_between_its_answers():
+    results: queue.Queue[object] = queue.Queue()
+    for message in (Stage("first"), 1, Stage("second"), Stage("third"), 2):
+        results.put(message)
+    stages: list[str] = []
+    found = list(messages(None, [], results, count=2, timeout_s=0.0, what="c", begin=stages.append))
+    assert (found, stages) == ([1, 2], ["first", "second", "third"])
+    results.put(Stage("last"))
+    with pytest.raises(TimeoutError, match="c: last: no answer within 0 s"):
+        list(messages(None, [], results, count=1, timeout_s=0.0, what="c", begin=stages.append))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [["--only", "train-9B"], ["--minutes", "0"], ["--folder", "/nowhere"], ["--json", "/nowhere/x.json"], ["--markdown", "/nowhere/x.md"]],
@@ -138,6 +199,8 @@ def test_an_engine_samples_what_the_trainer_scores(tmp_path: Path):
     variants = [check.name for check in CHECKS if check.name.startswith("engine-")]
     assert main([*(word for name in variants for word in ("--only", name)), "--json", str(tmp_path / "out.json")]) == 0
     lines = json.loads((tmp_path / "out.json").read_text())["lines"]
+    (accepted,) = [line["value"] for line in lines if line["what"].startswith("drafted tokens that were accepted")]
+    assert accepted > 0
     assert {line["check"] for line in lines if line["verdict"] == "PASS"} == {"engine-plain", "engine-ngram"}
     assert {line["check"] for line in lines if line["skipped"]} == {"engine-fp8", "engine-async"}
     assert sum("against the trainer, as sampled" in line["what"] for line in lines) == 6

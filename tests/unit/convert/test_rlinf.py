@@ -259,6 +259,34 @@ critic:
     def test_a_ratio_that_is_one_upstream_is_said(self) -> None:
         assert "ratio is 1" in notes("algorithm: {recompute_logprobs: true}", "algorithm.recompute_logprobs")[0].why
 
+    def test_groups_of_equal_rewards_are_left_out_and_choices_within_groups_are_noted(self) -> None:
+        chosen = "{reject_equal_reward: true, down_sample_to_n: 4, roc_error_ratio: true, roc_answer_format: false}"
+        text = f"algorithm: {{group_size: 8, down_sampling: {{do_down_sampling: true, down_sampling_config: {chosen}}}}}"
+        assert spec_of(text)["rollout"]["groupFilter"] == {"minStd": 0.0}
+        where = "algorithm.down_sampling.down_sampling_config"
+        assert notes(text, f"{where}.down_sample_to_n")[0].remedy.startswith("write rollout.samplesPerPrompt: 4")
+        assert notes(text, f"{where}.reject_equal_reward")[0].kind is NoteKind.DIFFERENT
+        assert notes(text, f"{where}.roc_error_ratio")
+        assert not notes(text, f"{where}.roc_answer_format")
+        off = text.replace("do_down_sampling: true", "do_down_sampling: false")
+        assert "groupFilter" not in spec_of(off)["rollout"]
+        assert notes(off, where)[0].why == "do_down_sampling is off"
+
+    @pytest.mark.parametrize(
+        ("scales", "words"),
+        [
+            ("[group_level, agent_level, turn_level]", "write SeqMeanTokenMean: the same where"),
+            ("[group_level, agent_level]", "write SeqMeanTokenMean: episodes weigh alike"),
+            ("[group_level]", "check training.learningRate"),
+        ],
+    )
+    def test_scales_of_losses_have_a_remedy_each(self, scales: str, words: str) -> None:
+        assert words in notes(f"algorithm: {{loss_scales: {scales}}}", "algorithm.loss_scales")[0].remedy
+
+    @pytest.mark.parametrize(("bounds", "noted"), [("clip_ratio_low: 0.2, clip_ratio_high: 0.28", 1), ("clip_ratio_high: 0.28", 0)])
+    def test_a_clip_range_that_two_bounds_replace_is_noted(self, bounds: str, noted: int) -> None:
+        assert len(notes(f"algorithm: {{ratio_clip_eps: 0.2, {bounds}}}", "algorithm.ratio_clip_eps")) == noted
+
     def test_stop_tokens_and_a_top_k_that_cuts_nothing(self) -> None:
         rollout = spec_of("algorithm: {sampling_params: {stop_token_ids: [5, 7], top_k: 1000000}}")["rollout"]
         assert rollout["stopTokenIds"] == [5, 7]

@@ -310,7 +310,8 @@ def test_several_files_are_sampled_alike(probabilities: str, noted: int) -> None
     data = f"{{file_name: [a.jsonl, b.jsonl], domain_interleave_probs: {probabilities}}}"
     result = conversion.convert("roll", BASE.replace(OF_TRAINER, f"actor_train: {{device_mapping: '[0, 1]', data_args: {data}}}"))
     assert sum("whatever its size" in note.why for note in result.notes) == noted
-    assert sum("samples by the tag" in note.why for note in result.notes) == 1 - noted
+    shares = [note for note in result.notes if "by the domain that the tag" in note.why]
+    assert [note.remedy.partition(" with ")[2] for note in shares] == ["weight 0.5 for math, weight 0.5 for code"] * (1 - noted)
 
 
 @pytest.mark.parametrize(("strategy", "noted"), [("megatron_train", 1), ("fsdp2_train", 0)])
@@ -474,7 +475,8 @@ class TestValidation:
         return f"{more}\nvalidation: {{data_args: {{file_name: [a.jsonl]}}, generating_args: {arguments}}}"
 
     def test_sampling(self) -> None:
-        text = self.text("{temperature: 0.6, top_p: 0.9, num_return_sequences: 4, max_new_tokens: 100}", "eval_steps: 5\nval_batch_size: 8")
+        arguments = "{temperature: 0.6, top_p: 0.9, top_k: 20, num_return_sequences: 4, max_new_tokens: 100}"
+        text = self.text(arguments, "eval_steps: 5\nval_batch_size: 8")
         assert spec_of(text)["validation"] == {
             "everySteps": 5,
             "maxPrompts": 1_000_000,
@@ -482,12 +484,13 @@ class TestValidation:
             "maxResponseTokens": 100,
             "temperature": 0.6,
             "topP": 0.9,
+            "topK": 20,
         }
 
     def test_greedy_answers_need_no_further_settings(self) -> None:
-        text = self.text("{temperature: 0, top_p: 0.9, num_return_sequences: 4, max_new_tokens: 9999}")
+        text = self.text("{temperature: 0, top_p: 0.9, top_k: 20, num_return_sequences: 4, max_new_tokens: 9999}")
         assert spec_of(text)["validation"] == {"everySteps": 5, "maxPrompts": 1_000_000, "temperature": 0.0}
-        for key in ("top_p", "num_return_sequences", "max_new_tokens"):
+        for key in ("top_p", "top_k", "num_return_sequences", "max_new_tokens"):
             assert notes(text, f"validation.generating_args.{key}")
 
     def test_roll_s_defaults_are_written_out(self) -> None:
@@ -496,6 +499,7 @@ class TestValidation:
             "maxPrompts": 1_000_000,
             "temperature": 0.95,
             "topP": 0.7,
+            "topK": 50,
         }
 
     def test_without_steps_nothing_is_asked(self) -> None:

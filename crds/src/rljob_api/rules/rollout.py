@@ -122,9 +122,10 @@ def _validation(spec: RLJobSpec) -> Iterator[FieldError]:
     if validation.temperature == 0 and validation.samples_per_prompt > 1:
         problem = "samples equal responses: temperature 0 is greedy"
         yield _error(f"{path}.samplesPerPrompt", validation.samples_per_prompt, problem, "write 1, or set validation.temperature")
-    if validation.temperature == 0 and validation.top_p != 1:
-        problem = "has no effect: temperature 0 is greedy"
-        yield _error(f"{path}.topP", validation.top_p, problem, "remove it, or set validation.temperature")
+    for field, value, plain in (("topP", validation.top_p, 1), ("topK", validation.top_k, 0)):
+        if validation.temperature == 0 and value != plain:
+            problem = "has no effect: temperature 0 is greedy"
+            yield _error(f"{path}.{field}", value, problem, "remove it, or set validation.temperature")
     limit = spec.rollout.max_response_tokens
     if validation.max_response_tokens is not None and validation.max_response_tokens > limit:
         problem = f"is more than rollout.maxResponseTokens ({limit}), for which engines have room"

@@ -19,7 +19,7 @@ READ_FIELDS: dict[str, Collection[str]] = {
         "standby_processes",
     ),
     "training": ("steps", "step_timeout_seconds"),
-    "validation": ("max_prompts", "samples_per_prompt", "max_response_tokens", "temperature", "top_p"),
+    "validation": ("max_prompts", "samples_per_prompt", "max_response_tokens", "temperature", "top_p", "top_k"),
     "overlap": (),
     "offload": (),
     "weight_sync": (),

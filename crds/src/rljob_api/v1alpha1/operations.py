@@ -277,6 +277,8 @@ class Validation(SpecModel):
     """Sampling temperature of validation; 0 is greedy."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Nucleus sampling; 1 disables it."""
+    top_k: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    """Sample from the k most likely tokens; 0 disables it."""
 
 
 class Measured(SpecModel):

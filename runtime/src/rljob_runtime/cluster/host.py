@@ -12,7 +12,6 @@ import gc
 import importlib
 import inspect
 import os
-import socket
 import sys
 import threading
 import traceback
@@ -22,6 +21,7 @@ from typing import Any
 
 from rljob_api import collector
 from rljob_api.naming import ENV_NODE_RANK
+from rljob_runtime.addresses import own_address
 from rljob_runtime.cluster import pid_file
 from rljob_runtime.cluster.pod_log import POD_OUTPUT, Follower, PodOutput
 from rljob_runtime.cluster.ports import group_port
@@ -124,7 +124,7 @@ class WorkerHost:
         Raises:
             ClusterError: no free port was found.
         """
-        host = _own_address()
+        host = own_address()
         return host, group_port(host)
 
     def settle(self) -> None:
@@ -268,16 +268,6 @@ def visible_devices(local_devices: tuple[int, ...], pod_visible: str | None) -> 
     if beyond:
         raise ValueError(f"planned devices {beyond} do not exist: CUDA_VISIBLE_DEVICES={pod_visible!r} names {len(ids)}")
     return ",".join(ids[i] for i in local_devices)
-
-
-def _own_address() -> str:
-    """The address other nodes reach this one by: the source address of the default route, loopback without a network."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # documentation range: nothing is sent by a datagram connect
-        except OSError:
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])
 
 
 def _redirect_output(log_file: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 
+from rljob_runtime.addresses import family_of
 from rljob_runtime.errors import ClusterError
 
 GROUP_PORTS = range(20_000, 28_000)
@@ -37,7 +38,7 @@ def listening(host: str) -> socket.socket:
 
 def _bound(host: str) -> socket.socket:
     for port in random.SystemRandom().sample(GROUP_PORTS, PORT_TRIES):
-        tried = socket.socket()
+        tried = socket.socket(family_of(host))
         try:
             tried.bind((host, port))
         except OSError:

@@ -264,7 +264,9 @@ class Engine(Protocol):
 
         Keys: ``running`` and ``waiting`` (requests now), ``generated_tokens``, ``prompt_tokens`` (of requests whose first token came),
         ``cached_tokens`` (those of them that a cached prefix spared), ``busy_s``, ``steps``, ``updates``, ``update_s`` (seconds of the
-        last update, during which nothing is generated), ``update_bytes`` (of it, as they traveled).
+        last update, during which nothing is generated), ``update_bytes`` (of it, as they traveled). vLLM also has ``drafted_tokens``
+        and ``accepted_tokens`` (those of them that were sampled), of responses that ended on their own in engines with speculation, and
+        ``reloaded_fraction`` (share of the tensors that sparse updates load as whole ones where they change).
 
         Raises:
             EngineDiedError: the engine ended.

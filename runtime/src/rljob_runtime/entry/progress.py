@@ -27,6 +27,7 @@ from pathlib import Path
 from rljob_api.naming import PROGRESS_FIELD_MANAGER
 from rljob_api.v1alpha1.rljob import API_VERSION, KIND
 from rljob_api.v1alpha1.status import Progress
+from rljob_runtime.addresses import host_and_port
 from rljob_runtime.records import StepRecord
 from rljob_runtime.report import Level, PhaseView, RunInfo, RunSummary
 from rljob_runtime.report.faster import SKIPPED_STEPS, to_milliseconds, typical_of
@@ -68,7 +69,7 @@ def api_server(environment: Mapping[str, str], account: Path = ACCOUNT_FOLDER) -
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not (account / "token").is_file():
         return None
-    return ApiServer(url=f"https://{f'[{host}]' if ':' in host else host}:{port}", token_file=account / "token", ca_file=account / "ca.crt")
+    return ApiServer(url=f"https://{host_and_port(host, port)}", token_file=account / "token", ca_file=account / "ca.crt")
 
 
 def apply_progress(server: ApiServer, namespace: str, name: str, progress: Progress, deadline: Deadline | None = None) -> str | None:

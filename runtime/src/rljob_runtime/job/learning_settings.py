@@ -241,6 +241,7 @@ def validation_config(spec: RLJobSpec) -> ValidationConfig:
             max_tokens=wanted.max_response_tokens or spec.rollout.max_response_tokens,
             temperature=wanted.temperature,
             top_p=wanted.top_p,
+            top_k=wanted.top_k,
             stop_token_ids=spec.rollout.stop_token_ids,
             stop_strings=spec.rollout.stop_strings,
         ),

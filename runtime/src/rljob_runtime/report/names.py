@@ -161,6 +161,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("sync/resent", "1", "syncs of the step that were sent again because of a wrong checksum"),
     ("sync/fell_back", "1", "1 if weights go through the object store because the chosen transport failed its self-test, otherwise 0"),
     (
+        "sync/reloaded_fraction",
+        "fraction",
+        "with weightSync.delta, share of the model's tensors that vLLM loads again where something in them changed, because their load is "
+        "no plain copy; of the worst engine, whose log names the parameters",
+    ),
+    (
         "sync/probe_mean_abs_diff",
         "nats",
         "mean difference between the log-probs of trainer and engine in a probe, of the worst engine; limited by spec.weightSync.probe",

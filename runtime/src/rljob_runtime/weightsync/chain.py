@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from rljob_runtime.addresses import family_of
 from rljob_runtime.cluster.ports import listening
 from rljob_runtime.errors import DeadlineError, WeightSyncError
 
@@ -266,7 +267,7 @@ class _Wait:
 
 def connected(address: tuple[str, int], wait: _Wait) -> socket.socket:
     """A connection to the member behind."""
-    end = socket.socket()
+    end = socket.socket(family_of(address[0]))
     try:
         end.setblocking(False)
         code = end.connect_ex(address)

@@ -53,37 +53,43 @@ def checkpoint_parts(model: PreTrainedModel) -> dict[str, NamedPart]:
         found.update(_parts_of_layer(model, {name: parameters[name] for name in group}))
     covered: dict[str, int] = {}
     for part in found.values():
-        rows = part.shape[0] if part.expert is not None else 1
+        rows = part.shape[0] if part.expert is not None else _rows(parameters[part.parameter])
         covered[part.parameter] = covered.get(part.parameter, 0) + rows
     for name, p in parameters.items():
-        if covered.get(name, 0) != (p.shape[0] * p.shape[1] if p.ndim == 3 else 1):
+        if covered.get(name, 0) != _rows(p):
             raise _foreign(model, f"{name} {tuple(p.shape)} is not whole in it")
     return found
+
+
+def _rows(parameter: torch.nn.Parameter) -> int:
+    """Of a parameter that may have all experts of a layer; other ones count as one."""
+    return parameter.shape[0] * parameter.shape[1] if parameter.ndim == 3 else 1
 
 
 def _parts_of_layer(model: PreTrainedModel, parameters: Mapping[str, torch.nn.Parameter]) -> Iterator[tuple[str, NamedPart]]:
     """(Name, part) of a layer's parameters.
 
-    Parameters of three dimensions go through the conversion with one column that counts rows, all others as their index alone.
+    Parameters of three dimensions go through the conversion with one column that counts rows, all others as their index alone. One of
+    three dimensions that comes back as it went is no mixture's, such as the kernel of a convolution.
     """
     import torch
     from transformers.core_model_loading import revert_weight_conversion
 
     names, starts, probes, count = list(parameters), [], {}, 0
     for name, parameter in parameters.items():
-        experts, rows = parameter.shape[:2] if parameter.ndim == 3 else (1, 1)
-        probes[name] = torch.arange(count, count + experts * rows).view((experts, rows, 1) if parameter.ndim == 3 else (1,))
+        rows = _rows(parameter)
+        probes[name] = torch.arange(count, count + rows).view((*parameter.shape[:2], 1) if parameter.ndim == 3 else (1,))
         starts.append(count)
-        count += experts * rows
+        count += rows
     for name, tensor in revert_weight_conversion(model, probes).items():
         first, rows = int(tensor.flatten()[0]), tensor.shape[0]
         index = max(i for i, start in enumerate(starts) if start <= first)
         parameter = parameters[names[index]]
-        if not torch.equal(tensor.flatten(), torch.arange(first, first + rows)):
-            raise _foreign(model, f"{name} is no block of rows of {names[index]}")
-        if parameter.ndim != 3:
+        if torch.equal(tensor, probes[names[index]]):
             yield name, NamedPart(parameter=names[index], shape=tuple(parameter.shape))
             continue
+        if parameter.ndim != 3 or not torch.equal(tensor.flatten(), torch.arange(first, first + rows)):
+            raise _foreign(model, f"{name} is no block of rows of {names[index]}")
         expert, first_row = divmod(first - starts[index], parameter.shape[1])
         if first_row + rows > parameter.shape[1]:
             raise _foreign(model, f"{name} has rows of several experts of {names[index]}")

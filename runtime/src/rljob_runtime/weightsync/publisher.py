@@ -181,6 +181,7 @@ class WeightPublisher:
             "sync/load_s": stood_s,
             "sync/resent": float(resent),
             "sync/fell_back": float(report.fell_back),
+            "sync/reloaded_fraction": max((found.get("reloaded_fraction", 0.0) for found in stats.values()), default=0.0),
         }
 
     async def catch_up(self, engine: int) -> bool:

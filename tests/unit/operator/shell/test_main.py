@@ -390,3 +390,8 @@ async def test_only_the_namespaces_of_the_settings_are_listed():
     operator = _operator(kube, replace(SETTINGS, namespaces="elsewhere"))
     await operator.resync.first()
     assert operator.cache.keys() == [Key(namespace="elsewhere", name="other")]
+
+
+@pytest.mark.parametrize(("service", "host"), [("10.96.0.1", "0.0.0.0"), ("fd00:10:96::1", "[::]"), ("", "0.0.0.0")])
+def test_probes_are_answered_on_the_addresses_that_pods_have(service: str, host: str):
+    assert main.liveness_endpoint(8080, {"KUBERNETES_SERVICE_HOST": service}) == f"http://{host}:8080/healthz"

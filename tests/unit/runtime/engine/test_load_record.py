@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from rljob_runtime.engine.vllm.load_record import LoadPlan, LoadRecorder, closed
+from rljob_runtime.engine.vllm.load_record import LoadPlan, LoadRecorder, closed, joined
 from rljob_runtime.records import WeightManifest
 from rljob_runtime.weightsync.delta import DeltaEncoder
 from rljob_runtime.weightsync.packing import as_byte_tensor, pack, plan_buckets, unpack
@@ -280,3 +280,27 @@ def test_tensors_of_shared_layers_are_loaded_together() -> None:
     layers = {"a": frozenset({"1", "2"}), "b": frozenset({"2", "3"}), "c": frozenset({"3"}), "d": frozenset({"4"})}
     assert closed({"a"}, layers) == {"a", "b", "c"}
     assert closed({"d"}, layers) == {"d"}
+
+
+LAYERS = {"q": frozenset({"attn"}), "k": frozenset({"attn"}), "up": frozenset({"mlp"}), "norm": frozenset({"norm"})}
+EXACT = LoadPlan(places={}, layers=LAYERS, reloaded=frozenset())
+PACKED = LoadPlan(places={}, layers=LAYERS, reloaded=frozenset({"q"}), reasons={"attn": "weight: its numbers are not the checkpoint's"})
+PAST = LoadPlan(places={}, layers=LAYERS, reloaded=frozenset({"norm"}))
+REFUSED = LoadPlan(places={}, layers={}, reloaded=frozenset(), refused="the loader of mlp.up gets numbers that were computed")
+
+
+@pytest.mark.parametrize(
+    ("plans", "fraction", "said"),
+    [
+        ([EXACT, EXACT], 0.0, None),
+        ([EXACT, PACKED], 0.5, "2 of 4 tensors as whole ones where they change: attn.weight: its numbers are not the checkpoint's"),
+        ([PAST, EXACT], 0.25, "1 of 4 tensors as whole ones where they change: they are copied past their weight loaders"),
+        ([EXACT, REFUSED], 1.0, "loaded as whole ones: the loader of mlp.up"),
+        ([EXACT, None], 1.0, "loaded as whole ones: a worker has recorded nothing"),
+    ],
+    ids=["exact", "packed", "past", "refused", "missing"],
+)
+def test_an_engine_names_what_its_workers_have_to_load(plans: list[LoadPlan | None], fraction: float, said: str | None):
+    plan = joined(plans)
+    assert plan.reloaded_fraction == fraction
+    assert plan.limits is None if said is None else said in str(plan.limits)

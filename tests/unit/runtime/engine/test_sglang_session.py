@@ -123,6 +123,23 @@ def test_pieces_reach_their_own_response_and_ended_ones_leave_their_places_to_on
     run(main)
 
 
+def test_what_fails_while_waiting_requests_take_places_is_the_engines_failure() -> None:
+    """Nobody waits for that call of the event loop, so its error would be lost, and the requests would wait for ever."""
+
+    async def main() -> None:
+        scene = Scene(places=1)
+        scene.add(1)
+        broken = GenerationRequest(request_id="b", prompt_token_ids=ids(1), sampling=cast(Sampling, None), seed=0)
+        scene.session.add([broken])
+        await settled(lambda: scene.server.streams)
+        ((name,),) = scene.server.calls
+        scene.answer(0, [(name, 5, "length")])
+        await settled(lambda: scene.failure)
+        assert scene.failure.startswith("the SGLang engine failed: AttributeError: ")
+
+    run(main)
+
+
 def test_an_abort_ends_one_request_of_a_call() -> None:
     async def main() -> None:
         scene = Scene(places=4)

@@ -182,6 +182,7 @@ LOOP: Mapping[str, Case] = {
     "validation.maxResponseTokens": Case(value=6, needs=VALIDATES, changes={"validation.sampling.max_tokens": 6}),
     "validation.temperature": Case(value=0.5, needs=VALIDATES, changes={"validation.sampling.temperature": 0.5}),
     "validation.topP": Case(value=0.5, needs=SAMPLED, changes={"validation.sampling.top_p": 0.5}),
+    "validation.topK": Case(value=20, needs=SAMPLED, changes={"validation.sampling.top_k": 20}),
     "rollout.topP": Case(value=0.5, changes={"rollout.sampling.top_p": 0.5, **MASKED}),
     "rollout.topK": Case(value=7, changes=MASKED | {"rollout.sampling.top_k": 7}),
     "rollout.minP": Case(value=0.5, changes={"rollout.sampling.min_p": 0.5, **MASKED}),

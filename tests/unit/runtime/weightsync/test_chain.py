@@ -22,6 +22,7 @@ from rljob_runtime.weightsync.group import blamed
 from rljob_runtime.weightsync.transport import TransportSettings
 from rljob_runtime.weightsync.transports.collective import chain_order
 from tests.support.pace import HANG_S
+from tests.support.ports import needs_ipv6
 
 HOST = "127.0.0.1"
 MEMBERS = ("trainer rank 0", "engine-0", "engine-1", "engine-2")
@@ -74,6 +75,15 @@ def members(pool: ThreadPoolExecutor) -> Iterator[list[Chain]]:
 
 def pass_on(member: Chain, data: np.ndarray, deadline: float | None = None, look: chain.Look = never_over) -> None:
     member.pass_on(data.data, soon() if deadline is None else deadline, look)
+
+
+@needs_ipv6
+def test_members_with_ipv6_addresses_connect(pool: ThreadPoolExecutor) -> None:
+    made = [Chain("a", MEMBERS[:2], rank, "::1") for rank in range(2)]
+    for done in connect(dict(enumerate(made)), [member.address for member in made], pool):
+        done.result(HANG_S)
+    for member in made:
+        member.abort()
 
 
 @pytest.mark.parametrize("size_bytes", [1, 3 * chain.CHUNK_BYTES + 7])

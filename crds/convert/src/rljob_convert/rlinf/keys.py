@@ -85,6 +85,8 @@ _MAPPED = {
     "algorithm.kl_penalty_type": "algorithm.kl.estimator",
     "algorithm.entropy_bonus": "algorithm.entropyCoefficient",
     "algorithm.sampling_params.temperature": "rollout.temperature",
+    "algorithm.down_sampling.do_down_sampling": "rollout.groupFilter",
+    "algorithm.down_sampling.down_sampling_config.reject_equal_reward": "rollout.groupFilter.minStd: 0",
     "algorithm.sampling_params.top_p": "rollout.topP",
     "algorithm.sampling_params.top_k": "rollout.topK",
     "algorithm.sampling_params.max_new_tokens": "rollout.maxResponseTokens",
@@ -187,6 +189,18 @@ _DROPPED = {
     "algorithm.down_sampling": Drop(
         why="RLJob trains all group_size responses of a prompt; RLinf down_sample_to_n of them", remedy="set rollout.samplesPerPrompt"
     ),
+    "algorithm.down_sampling.down_sampling_config.down_sample_to_n": Drop(why="RLJob trains all group_size responses of a prompt"),
+    **{
+        f"algorithm.down_sampling.down_sampling_config.{key}": Drop(
+            why="RLJob trains all group_size responses of a prompt, whatever their scores and texts", same=same
+        )
+        for key, same in {
+            "roc_error_ratio": (False,),
+            "roc_answer_format": (False,),
+            "min_zero_reward_trace_num": (0,),
+            "min_non_zero_reward_trace_num": (0,),
+        }.items()
+    },
     "algorithm.clip_log_ratio_min": Drop(why="the ratio is not cut before it is clipped", same=(-20, -20.0)),
     "algorithm.clip_log_ratio_max": Drop(why="the ratio is not cut before it is clipped", same=(20, 20.0)),
     "algorithm.rollout_batch_size_per_gpu": Drop(why="engines run as many responses as they have room for"),

@@ -73,6 +73,8 @@ def algorithm(source: Source, *, has_critic: bool) -> Rule:
         estimator = source.assume((*where, "adv_type"), "GRPO", "the file names no estimator that RLJob has", "check algorithm.advantage")
     clip = source.number(*where, "ratio_clip_eps", high=1.0)
     low, high = source.number(*where, "clip_ratio_low", high=1.0), source.number(*where, "clip_ratio_high", high=100.0)
+    if clip is not None and None not in (low, high) and {low, high} != {clip}:
+        source.drop((*where, "ratio_clip_eps"), "clip_ratio_low and clip_ratio_high count")
     kl = _kl(source, estimator)
     has_baseline = estimator == "ReinforcePlusPlus" and source.flag(*where, "use_reinpp_baseline")
     section = compact(
@@ -112,8 +114,25 @@ def _dual_clip(source: Source) -> float | None:
     return 0.0
 
 
+def _note_loss_scales(source: Source) -> None:
+    """What RLinf multiplies the losses of turns with (``rlinf/algorithms/loss_scales.py``), which RLJob's aggregation decides."""
+    where = ("algorithm", "loss_scales")
+    names = source.texts(*where)
+    if "agent_level" not in names:
+        if names:
+            source.drop(
+                where, "RLinf divides by actor.global_batch_size, RLJob by the sequences that there are", "check training.learningRate"
+            )
+        return
+    weighs = "its tokens alike" if "turn_level" in names else "its turns alike, whatever their length"
+    why = f"every agent of an episode weighs alike, and of an agent {weighs}; algorithm.policyLoss.aggregation decides in RLJob"
+    same = "the same" if "turn_level" in names else "episodes weigh alike, and their tokens instead of their turns"
+    source.drop(where, why, f"write SeqMeanTokenMean: {same} where an episode is one conversation of one agent")
+
+
 def _aggregation(source: Source) -> str | None:
     """RLinf averages tokens within a micro-batch and then micro-batches, unless Megatron scales by ``use_valid_token_scale``."""
+    _note_loss_scales(source)
     where, scale = ("algorithm", "loss_agg_func"), ("algorithm", "use_valid_token_scale")
     aggregation = source.choice(_AGGREGATIONS, *where)
     if backend(source) == FSDP and source.peek(*scale):
@@ -270,7 +289,7 @@ def rollout(source: Source, *, trains: bool = True) -> Section:
     if temperature == 0 and trains:
         source.differs((*params, "temperature"), "greedy sampling cannot be trained on, 1.0 is used", "choose rollout.temperature")
         temperature = 1.0
-    top_k = source.integer(*params, "top_k", low=-1) if trains else None
+    top_k = source.integer(*params, "top_k", low=-1)
     if top_k is not None and top_k > MAX_TOP_K:
         source.drop((*params, "top_k"), "cuts nothing: no vocabulary is so large")
         top_k = None
@@ -283,6 +302,7 @@ def rollout(source: Source, *, trains: bool = True) -> Section:
         {
             "promptsPerStep": source.integer("data", "rollout_batch_size", low=1) if trains else None,
             "samplesPerPrompt": samples,
+            "groupFilter": _group_filter(source, samples) if trains else None,
             "maxPromptTokens": prompt,
             "maxResponseTokens": response,
             "temperature": temperature,
@@ -292,6 +312,30 @@ def rollout(source: Source, *, trains: bool = True) -> Section:
             "stopStrings": _stop_texts(source) if trains else None,
         }
     )
+
+
+def _group_filter(source: Source, samples: int) -> Section | None:
+    """What of RLinf's choice among the responses of a prompt (``rlinf/utils/down_sampling.py``) concerns whole groups."""
+    chosen = ("algorithm", "down_sampling", "down_sampling_config")
+    if not source.flag("algorithm", "down_sampling", "do_down_sampling"):
+        if source.has(*chosen):
+            source.drop(chosen, "do_down_sampling is off")
+        return None
+    kept, rejects = source.integer(*chosen, "down_sample_to_n", low=-1), source.flag(*chosen, "reject_equal_reward")
+    if kept is not None and 0 < kept < samples:
+        why = (
+            f"RLJob trains all {samples} responses of a prompt; RLinf the {kept} whose tools failed least and whose answers have their tags"
+        )
+        remedy = f"write rollout.samplesPerPrompt: {kept} to train as many, and have the reward score such responses lower"
+        source.drop((*chosen, "down_sample_to_n"), why, remedy)
+    if not rejects:
+        return None
+    if samples < 2:
+        source.drop((*chosen, "reject_equal_reward"), "a single response is no group")
+        return None
+    why = "becomes rollout.groupFilter.minStd: 0; RLJob samples another prompt in place of such a group, RLinf trains with fewer"
+    source.differs((*chosen, "reject_equal_reward"), why)
+    return {"minStd": 0.0}
 
 
 def _stop_texts(source: Source) -> list[str]:

@@ -89,12 +89,22 @@ def _evaluation(source: Source, devices_per_node: int | None) -> Section:
             {
                 "maxPrompts": MAX_VALIDATION_PROMPTS,
                 "samplesPerPrompt": samples if samples > 1 else None,
-                "temperature": generation.get("temperature"),
-                "topP": generation.get("topP"),
+                **_sampling(source, generation),
             }
         ),
         "seed": source.integer("actor", "seed", high=2_147_483_647),
     }
+
+
+def _sampling(source: Source, generation: Section) -> Section:
+    """Of a validation, without what greedy answers have no use for."""
+    keys = {"topP": ("top_p", 1.0), "topK": ("top_k", None)}
+    if generation.get("temperature"):
+        return {key: generation[key] for key in ("temperature", *keys) if key in generation}
+    for key, (name, plain) in keys.items():
+        if generation.get(key) not in (None, plain):
+            source.drop(("algorithm", "sampling_params", name), "answers are greedy without a temperature above 0")
+    return {"temperature": generation.get("temperature")}
 
 
 def _longest(generation: Section) -> int:

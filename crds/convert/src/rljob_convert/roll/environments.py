@@ -234,6 +234,7 @@ def validation(source: Source, steps: int) -> Section | None:
     elif groups is not None and groups != max(1, size // samples):
         source.differs((*manager, "num_env_groups"), "RLJob plays as many episodes at one time as engines have room")
     temperature, top_p = source.number(*infer, "temperature", high=2.0), source.number(*infer, "top_p", above=0.0, high=1.0)
+    top_k = source.integer(*infer, "top_k", low=-1)
     temperature = 0.95 if temperature is None else temperature
     section = {
         "everySteps": steps,
@@ -241,6 +242,7 @@ def validation(source: Source, steps: int) -> Section | None:
         "samplesPerPrompt": samples if samples > 1 and temperature else None,
         "temperature": temperature or None,
         "topP": (0.7 if top_p is None else top_p) if temperature else None,
+        "topK": max(0, 50 if top_k is None else top_k) or None if temperature else None,
     }
     source.assume(
         ("validation",), f"temperature {temperature:g}", "ROLL validates with actor_infer's settings", "write 0 for greedy answers"

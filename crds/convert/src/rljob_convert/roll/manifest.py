@@ -5,6 +5,8 @@ Facts about ROLL: its source (https://github.com/alibaba/ROLL, main of August 20
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rljob_api.paths import Parts
 from rljob_convert import common
 from rljob_convert.common import Section, compact
@@ -23,6 +25,8 @@ AGENTIC_KEYS = ("train_env_manager", "val_env_manager", "custom_envs", "env_mana
 RLVR_KEYS = ("prompt_length", "response_length", "rewards", "num_return_sequences_in_group", "validation")
 AGENTIC_ESTIMATORS = ("gigpo", "step_reinforce", "agentic_reinforce")
 _CONFIG = ("actor_infer", "strategy_args", "strategy_config")
+MAX_LISTED = 16
+"""Domains, and tags of one, in a note."""
 _TRAIN_DATA = ("actor_train", "data_args")
 _ATTENTION = {"fa2": "flash_attention_2", "flash_attention_2": "flash_attention_2", "sdpa": "sdpa", "eager": "eager", "disabled": "eager"}
 
@@ -193,7 +197,22 @@ def _data(source: Source, teacher: Distilled | None, *, validates: bool) -> Sect
         source.take(*probabilities, domains[0])
     if len(domains) < 2:
         common.note_alike(source, (*_TRAIN_DATA, "file_name"), files)
+    else:
+        _note_shares(source, probabilities, domains)
     return section
+
+
+def _note_shares(source: Source, where: Parts, domains: Sequence[str]) -> None:
+    """How to have as many prompts of each domain in a step as ROLL, which finds them by their tags."""
+    weights = []
+    for domain in domains[:MAX_LISTED]:
+        share, tags = source.number(*where, domain), source.texts("rewards", domain, "tag_included", most=common.MAX_TAGS)[:MAX_LISTED]
+        named = f" (tag {', '.join(tags)})" if tags else ""
+        weights.append(f"weight {share or 0:g} for {domain}{named}")
+    why = "ROLL fills a step by the domain that the tag of a prompt belongs to, RLJob from all files alike"
+    source.drop(
+        where, why, f"write the prompts of each domain to a file of its own, and list these in data.train with {', '.join(weights)}"
+    )
 
 
 def _chat_template(source: Source) -> bool:

@@ -149,7 +149,7 @@ def validation(source: Source, steps: int, numbers: Batch) -> Section | None:
             source.drop(("validation", "data_args", "file_name"), "eval_steps is 0, so nothing is validated")
         elif source.has("eval_steps"):
             source.drop(("eval_steps",), "the file has no validation data", "add data.validation and validation.everySteps")
-        for key in ("temperature", "top_p", "num_return_sequences", "max_new_tokens"):
+        for key in ("temperature", "top_p", "top_k", "num_return_sequences", "max_new_tokens"):
             if source.has(*_VALIDATION, key):
                 source.drop((*_VALIDATION, key), "nothing is validated")
         return None
@@ -158,12 +158,15 @@ def validation(source: Source, steps: int, numbers: Batch) -> Section | None:
         temperature = source.assume((*_VALIDATION, "temperature"), _SAMPLING["temperature"], "ROLL's default", "write 0 for greedy answers")
     if top_p is None and temperature:
         top_p = source.assume((*_VALIDATION, "top_p"), _SAMPLING["topP"], "ROLL's default", "write 1.0 for plain sampling")
+    top_k = source.integer(*_VALIDATION, "top_k", low=-1, high=10_000_000)
+    if top_k is None and temperature:
+        top_k = source.assume((*_VALIDATION, "top_k"), int(_SAMPLING["topK"]), "ROLL's default", "write 0 for plain sampling")
     samples = source.integer(*_VALIDATION, "num_return_sequences", low=1, high=4096) or 1
     if not temperature:
-        for key, value, plain in (("top_p", top_p, 1.0), ("num_return_sequences", samples, 1)):
-            if value not in (None, plain):
-                source.drop((*_VALIDATION, key), "answers are greedy, temperature is 0")
-        samples, top_p = 1, None
+        idle = {"top_p": top_p not in (None, 1.0), "top_k": top_k not in (None, 0, -1), "num_return_sequences": samples != 1}
+        for key in (key for key, is_idle in idle.items() if is_idle):
+            source.drop((*_VALIDATION, key), "answers are greedy, temperature is 0")
+        samples, top_p, top_k = 1, None, None
     return compact(
         {
             "everySteps": steps,
@@ -172,6 +175,7 @@ def validation(source: Source, steps: int, numbers: Batch) -> Section | None:
             "maxResponseTokens": _response_tokens(source, numbers),
             "temperature": temperature,
             "topP": top_p,
+            "topK": max(0, top_k or 0) or None,
         }
     )
 

@@ -11,6 +11,7 @@ What a transport brings early is kept by the calling threads and loaded in ``fin
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import tempfile
 import threading
@@ -43,6 +44,7 @@ from rljob_runtime.records import Completion, GenerationRequest, OnRunning, Weig
 from rljob_runtime.weightsync.transport import IncomingUpdate, Receiver, make_end
 from rljob_runtime.weightsync.transports.object_store import PackedReceiver
 
+logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 SHUTDOWN_TIMEOUT_S = 30.0
@@ -124,7 +126,7 @@ class SglangEngine:
                 used = sorted(ids & self._known_ids) or "repeated in one call"
                 raise DataError(f"submit: request ids are in use: {used}; give every request an id of its own")
             self._known_ids |= ids
-        self._loop.call_soon_threadsafe(self.session.add, tuple(requests))
+        self._loop.call_soon_threadsafe(self.session.watched, self.session.add, tuple(requests))
 
     def collect(self, max_wait_s: float) -> CompletionBatch:
         """Finished responses, waiting for the first; see ``Engine.collect``."""
@@ -141,7 +143,7 @@ class SglangEngine:
         """End requests early; see ``Engine.abort``."""
         with self._changed:
             self._raise_if_dead()
-        self._loop.call_soon_threadsafe(self.session.abort, tuple(request_ids))
+        self._loop.call_soon_threadsafe(self.session.watched, self.session.abort, tuple(request_ids))
 
     def clear(self, timeout_s: float) -> None:
         """End all requests and forget them; see ``Engine.clear``."""
@@ -360,9 +362,15 @@ class SglangEngine:
                 if not result.done():
                     result.set_result(value)
 
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:  # a defect: whoever waits must not wait until the deadline
+                logger.error("the SGLang engine failed", exc_info=error)
+                self._fail(f"the SGLang engine failed: {type(error).__name__}: {error}; see its log, and start a new engine")
+
         task = self._loop.create_task(run())
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(ended)
 
     def _uncollected(self) -> frozenset[str]:
         """Ids of requests whose responses nobody has collected."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from rljob_runtime.records import Bucket, Completion, GenerationRequest, OnRunni
 from rljob_runtime.weightsync.parcel import Payload, view
 from rljob_runtime.weightsync.transport import IncomingUpdate
 
+logger = logging.getLogger(__name__)
 SWITCH_GRACE_S = 30.0
 """Least time for a switch that has begun: given up half-way the engine would be lost."""
 GROUP_SIZE = 64
@@ -117,6 +119,14 @@ class SglangSession:
             "updates": float(count.updates),
             "update_s": count.update_s,
         }
+
+    def watched(self, act: Callable[..., None], *arguments: object) -> None:
+        """Do something that the event loop was asked for and nobody waits for: where it fails, the engine is lost."""
+        try:
+            act(*arguments)
+        except Exception as error:
+            logger.exception("the SGLang engine failed")
+            self.fail(f"the SGLang engine failed: {type(error).__name__}: {error}; see its log, and start a new engine")
 
     def add(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests; ids must be new."""
@@ -372,7 +382,7 @@ class SglangSession:
             self._busy_since = None
         self.publish([active.response.completion(active.request.request_id, reason)])
         if self._waiting and self._refilling is None:  # responses that ended with it free more places: one call for all of them
-            self._refilling = asyncio.get_running_loop().call_soon(self._start_waiting)
+            self._refilling = asyncio.get_running_loop().call_soon(self.watched, self._start_waiting)
 
     def _end(self, active: _Active) -> None:
         """Have the server end a request, as soon as it has begun."""

@@ -62,6 +62,7 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         "max_logprobs": MAX_LISTED,
         "weight_transfer_config": WeightTransferConfig(backend=weight_receiver.BACKEND),
         "disable_log_stats": True,
+        "per_request_spec_decode_metrics": "summary" if config.extra_args.get("speculative_config") else "none",
         **_adapter_args(config),
     }
     return EngineArgs(**(own | dict(config.extra_args)))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from rljob_runtime.records import Bucket, TensorSlot
+from rljob_runtime.weightsync.assembly import shorten
 from rljob_runtime.weightsync.packing import DTYPE_BYTES
 from rljob_runtime.weightsync.parcel import fingerprint
 from rljob_runtime.weightsync.patching import Region
@@ -48,6 +49,35 @@ class LoadPlan:
     """Why all tensors have to be loaded; None: the rest holds."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Why tensors are not exact, by name of the layer."""
+
+    @property
+    def reloaded_fraction(self) -> float:
+        """Share of the tensors that have to be loaded."""
+        return 1.0 if self.refused is not None else len(self.reloaded) / max(1, len(self.layers))
+
+    @property
+    def limits(self) -> str | None:
+        """What has to be loaded and why, for the log; None where nothing has to."""
+        if self.refused is not None:
+            return f"sparse updates are loaded as whole ones: {self.refused}"
+        if not self.reloaded:
+            return None
+        why = shorten(sorted(f"{layer}.{reason}" for layer, reason in self.reasons.items())) or "they are copied past their weight loaders"
+        return f"sparse updates load {len(self.reloaded)} of {len(self.layers)} tensors as whole ones where they change: {why}"
+
+
+def joined(plans: Sequence[LoadPlan | None]) -> LoadPlan:
+    """What holds for all workers of an engine, without places; None: a worker has recorded nothing."""
+    found = [plan for plan in plans if plan is not None]
+    refused = (
+        "a worker has recorded nothing" if len(found) < len(plans) else next((p.refused for p in found if p.refused is not None), None)
+    )
+    layers: dict[str, frozenset[str]] = {}
+    for plan in found:
+        layers |= {name: own | layers.get(name, frozenset()) for name, own in plan.layers.items()}
+    reloaded = closed({name for plan in found for name in plan.reloaded}, layers)
+    reasons = {layer: why for plan in found for layer, why in plan.reasons.items()}
+    return LoadPlan(places={}, layers=layers, reloaded=reloaded, refused=refused, reasons=reasons)
 
 
 def closed(names: Collection[str], layers: Mapping[str, frozenset[str]]) -> frozenset[str]:

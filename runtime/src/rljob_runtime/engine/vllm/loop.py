@@ -99,6 +99,8 @@ class VllmLoop:
         self.generated_tokens = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self.drafted_tokens = 0
+        self.accepted_tokens = 0
         self.busy_s = 0.0
         self.steps = 0
         tokenizer = load_tokenizer(config)
@@ -165,11 +167,14 @@ class VllmLoop:
             "generated_tokens": float(self.generated_tokens),
             "prompt_tokens": float(self.prompt_tokens),
             "cached_tokens": float(self.cached_tokens),
+            "drafted_tokens": float(self.drafted_tokens),
+            "accepted_tokens": float(self.accepted_tokens),
             "busy_s": self.busy_s,
             "steps": float(self.steps),
             "updates": float(self._weights.finished),
             "update_s": self._weights.last_s,
             "update_bytes": float(self._weights.last_bytes),
+            "reloaded_fraction": self._weights.reloaded_fraction,
         }
 
     def add(self, requests: Sequence[GenerationRequest]) -> None:
@@ -247,6 +252,9 @@ class VllmLoop:
             if output.prefill_stats is not None:
                 self.prompt_tokens += output.prefill_stats.num_prompt_tokens
                 self.cached_tokens += output.prefill_stats.num_cached_tokens
+            if (drafts := output.spec_decode_metrics) is not None:  # with the last tokens of a response
+                self.drafted_tokens += drafts.num_draft_tokens
+                self.accepted_tokens += sum(accepted * count for accepted, count in enumerate(drafts.histogram))
             if output.new_token_ids:
                 self.generated_tokens += len(output.new_token_ids)
                 if response.take(output, version, self.vocab_size):
@@ -446,6 +454,7 @@ class VllmLoop:
             self.step()
         self.take_finished()
         self.generated_tokens, self.prompt_tokens, self.cached_tokens, self.busy_s, self.steps = 0, 0, 0, 0.0, 0
+        self.drafted_tokens, self.accepted_tokens = 0, 0
 
 
 def receive_hidden_states(worker: Any) -> None:

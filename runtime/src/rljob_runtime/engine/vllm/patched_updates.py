@@ -16,11 +16,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from rljob_runtime.engine.vllm.load_record import LoadPlan, closed
+from rljob_runtime.engine.vllm.load_record import LoadPlan, closed, joined
 from rljob_runtime.engine.vllm.weight_receiver import NOT_WRITTEN, compare_bits, remember_bits, start_partial, start_update, write_bucket
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket
-from rljob_runtime.weightsync.assembly import UpdateAssembly, shorten
+from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.delta import Images, between, number_bytes, split_changes
 from rljob_runtime.weightsync.parcel import Held, Payload, view
 from rljob_runtime.weightsync.transport import IncomingUpdate
@@ -46,6 +46,11 @@ class PatchedUpdates:
         self._changed: set[str] = set()
         """Tensors of the update under way that have to be loaded."""
 
+    @property
+    def reloaded_fraction(self) -> float:
+        """Share of the tensors of which a changed one is loaded, because its load is no plain copy or was not recorded."""
+        return 0.0 if self._plan is None else self._plan.reloaded_fraction
+
     def records(self, incoming: IncomingUpdate) -> bool:
         """Whether an update is to be recorded: the first one whose successors may be sparse."""
         return self._plan is None and _images(incoming) is not None
@@ -59,19 +64,9 @@ class PatchedUpdates:
 
     def recorded(self, plans: Sequence[LoadPlan | None]) -> None:
         """Take what the workers saw of a recorded update."""
-        found = [plan for plan in plans if plan is not None]
-        refused = "a worker has none" if len(found) < len(plans) else next((p.refused for p in found if p.refused is not None), None)
-        layers: dict[str, frozenset[str]] = {}
-        for plan in found:
-            layers |= {name: own | layers.get(name, frozenset()) for name, own in plan.layers.items()}
-        reloaded = closed({name for plan in found for name in plan.reloaded}, layers)
-        self._plan = LoadPlan(places={}, layers=layers, reloaded=reloaded, refused=refused)
-        if refused is not None:
-            logger.warning("sparse updates are loaded as whole ones: %s", refused)
-        elif reloaded:
-            reasons = sorted(f"{layer}.{why}" for plan in found for layer, why in plan.reasons.items())
-            what = f"{len(reloaded)} of {len(layers)} tensors"
-            logger.info("sparse updates load %s as whole ones where they change: %s", what, shorten(reasons))
+        self._plan = joined(plans)
+        if (limits := self._plan.limits) is not None:
+            logger.warning("%s", limits)
 
     def loaded(self, index: int, version: int) -> None:
         """A bucket was loaded as a whole."""
