@@ -35,9 +35,19 @@ def listening(host: str) -> socket.socket:
     return listener
 
 
+def address_family(host: str) -> socket.AddressFamily:
+    """Of an address, or of a name that has one of IPv4."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def in_url(host: str) -> str:
+    """An address as it stands in a URL."""
+    return f"[{host}]" if ":" in host else host
+
+
 def _bound(host: str) -> socket.socket:
     for port in random.SystemRandom().sample(GROUP_PORTS, PORT_TRIES):
-        tried = socket.socket()
+        tried = socket.socket(address_family(host))
         try:
             tried.bind((host, port))
         except OSError:

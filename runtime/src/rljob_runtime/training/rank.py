@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import _abort_process_group as abort_pro
 from transformers import PreTrainedModel
 
 from rljob_runtime.checkpoint_files import FileSum, damaged
+from rljob_runtime.cluster.ports import in_url
 from rljob_runtime.errors import ModelError, OffloadError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
 from rljob_runtime.offload.store import StateStore
@@ -110,7 +111,7 @@ class ModelRank(ABC):
         folder = resolve_folder(self.config.model_path)  # before the rendezvous: a wrong path must not wait for anybody
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            init_method=f"tcp://{master_address}:{master_port}",
+            init_method=f"tcp://{in_url(master_address)}:{master_port}",
             rank=self.rank,
             world_size=self.world_size,
             timeout=datetime.timedelta(seconds=timeout_s),

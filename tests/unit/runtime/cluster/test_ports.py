@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from rljob_runtime.cluster.ports import GROUP_PORTS, listening
+from rljob_runtime.cluster.ports import GROUP_PORTS, address_family, in_url, listening
 from rljob_runtime.errors import ClusterError
 
 HERE = "127.0.0.1"
@@ -31,3 +31,16 @@ def test_where_no_port_is_free_it_is_reported(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(random.SystemRandom, "sample", lambda self, ports, count: [taken.getsockname()[1]])
         with pytest.raises(ClusterError, match=f"from 20000 to 27999 is free on {HERE}"):
             listening(HERE)
+
+
+@pytest.mark.parametrize(
+    ("host", "family", "written"),
+    [
+        ("10.0.0.7", socket.AF_INET, "10.0.0.7"),
+        ("node-1.cluster", socket.AF_INET, "node-1.cluster"),
+        ("fd00::7", socket.AF_INET6, "[fd00::7]"),
+    ],
+)
+def test_addresses_of_both_families(host: str, family: socket.AddressFamily, written: str) -> None:
+    assert address_family(host) is family
+    assert in_url(host) == written

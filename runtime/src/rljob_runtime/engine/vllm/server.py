@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from rljob_runtime.cluster.ports import in_url
 from rljob_runtime.engine.vllm import model_infos
 from rljob_runtime.errors import ModelError, OffloadError, StartupDeadlineError
 from rljob_runtime.offload.states import MemorySnapshot, StateKind, SwitchReport
@@ -116,7 +117,7 @@ class VllmServer:
         env = os.environ | {KEY_VARIABLE: key} | ({_CONTROL_VARIABLE: "1"} if self.config.releases else {})
         with self.config.log_file.open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=env, start_new_session=True)
-        self._url = f"http://{host}:{port}"
+        self._url = f"http://{in_url(host)}:{port}"
         self._wait_until_healthy(f"{self._url}/health", time.monotonic() + timeout_s, timeout_s)
         self._served = (f"{self._url}/v1", key)
 
