@@ -41,6 +41,8 @@ from rljob_api.v1alpha1.rljob import RLJobSpec
 
 CHECK = "D11"
 """Check id of every problem here."""
+CHAIN_NODES = 2
+"""Nodes of engines, besides that of the sender, from which on a chain sends less than the object store over the sender's link."""
 
 
 class Transport(StrEnum):
@@ -304,7 +306,8 @@ def engines_elsewhere(plan: Plan) -> tuple[int, tuple[int, ...]]:
 
 
 def chosen_backend(spec: RLJobSpec, plan: Plan) -> SyncBackend:
-    """The transport of a job: what it asks for, or with Auto the first of IPC and shared memory that reaches all engines.
+    """The transport of a job: what it asks for, or with Auto the first of IPC and shared memory that reaches all engines, else TCP or the
+    object store (:func:`_chain_pays`).
 
     Auto does not take NCCL, which has not run between two GPUs yet.
     """
@@ -314,8 +317,20 @@ def chosen_backend(spec: RLJobSpec, plan: Plan) -> SyncBackend:
         return SyncBackend.OBJECT_STORE  # no sync: validation only, or a spec that is refused
     if _reads_on_devices(spec, plan):
         return SyncBackend.IPC
+    if _chain_pays(spec, plan):
+        return SyncBackend.TCP
     apart = engines_elsewhere(plan)[1] or loads_whole_updates(spec)
     return SyncBackend.OBJECT_STORE if apart else SyncBackend.SHARED_MEMORY
+
+
+def _chain_pays(spec: RLJobSpec, plan: Plan) -> bool:
+    """Whether a chain (TCP) is faster than the object store and takes no more memory; see ``docs/design/0014-auto-takes-tcp.md``.
+
+    To one node of engines both send the weights once. Engines of one node share the object store's copy, and have one each with TCP. Served
+    adapters are a few percent of the weights.
+    """
+    nodes = engine_nodes(plan)
+    return len(engines_elsewhere(plan)[1]) >= CHAIN_NODES and len(set(nodes)) == len(nodes) and not serves_adapters(spec)
 
 
 def _reads_on_devices(spec: RLJobSpec, plan: Plan) -> bool:
