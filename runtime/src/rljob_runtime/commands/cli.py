@@ -169,6 +169,7 @@ def plan(
             console = Console(no_color=True if no_color else None)
             show_plan.print_picture(checked, console, processes=processes)
             show_plan.print_memory(checked, console)
+            show_plan.print_transport(checked, console)
             show_plan.print_overlap(checked, console)
             show_plan.print_standby(checked, console)
         else:
