@@ -176,7 +176,9 @@ class Member:
             return
         on_cuda = self._device.type == "cuda"
         # Own connection: NCCL's thread blocks in it, and `_look` must not block with it.
-        store = C10D.PrefixStore("group", (connection(self._meeting) if on_cuda else self._control).connection)
+        own = connection(self._meeting)
+        store = C10D.PrefixStore("group", own.connection)
+        own.close()  # for questions; torch's store lives as long as the group
         self._group = process_group(store, self._rank, self._meeting, self._device, left_s)
         if not on_cuda:
             return
