@@ -104,9 +104,7 @@ def test_training_of_a_dense_model_by_hand():
         (17, 4, 16 * 7e9 * 2 / 50e9),  # two engines of a node have the object store, and the sender's link carries a copy for each node
     ],
 )
-def test_weights_leave_the_sender_once_in_a_chain_and_once_for_each_node_through_the_object_store(
-    nodes: int, size: int, seconds: float
-):
+def test_weights_leave_the_sender_once_in_a_chain_and_once_for_each_node_through_the_object_store(nodes: int, size: int, seconds: float):
     components = [
         {"name": "trainer", "role": "Trainer", "placement": {"ranks": "0-7"}},
         {
