@@ -12,7 +12,6 @@ import gc
 import importlib
 import inspect
 import os
-import socket
 import sys
 import threading
 import traceback
@@ -24,7 +23,7 @@ from rljob_api import collector
 from rljob_api.naming import ENV_NODE_RANK
 from rljob_runtime.cluster import pid_file
 from rljob_runtime.cluster.pod_log import POD_OUTPUT, Follower, PodOutput
-from rljob_runtime.cluster.ports import address_family, group_port
+from rljob_runtime.cluster.ports import group_port, own_address
 from rljob_runtime.errors import SetupError
 from rljob_runtime.openmp import set_short_spin
 
@@ -124,7 +123,7 @@ class WorkerHost:
         Raises:
             ClusterError: no free port was found.
         """
-        host = _own_address()
+        host = own_address()
         return host, group_port(host)
 
     def settle(self) -> None:
@@ -268,18 +267,6 @@ def visible_devices(local_devices: tuple[int, ...], pod_visible: str | None) -> 
     if beyond:
         raise ValueError(f"planned devices {beyond} do not exist: CUDA_VISIBLE_DEVICES={pod_visible!r} names {len(ids)}")
     return ",".join(ids[i] for i in local_devices)
-
-
-def _own_address() -> str:
-    """The address other nodes reach this one by: the source address of the default route, IPv4 before IPv6; loopback without a network."""
-    for address in ("192.0.2.1", "2001:db8::1"):  # documentation ranges: nothing is sent by a datagram connect
-        with socket.socket(address_family(address), socket.SOCK_DGRAM) as probe:
-            try:
-                probe.connect((address, 9))
-            except OSError:
-                continue
-            return str(probe.getsockname()[0])
-    return "127.0.0.1"
 
 
 def _redirect_output(log_file: str) -> None:

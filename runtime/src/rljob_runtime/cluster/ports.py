@@ -1,4 +1,4 @@
-"""Ports for process groups."""
+"""Addresses and ports for process groups."""
 
 from __future__ import annotations
 
@@ -43,6 +43,18 @@ def address_family(host: str) -> socket.AddressFamily:
 def in_url(host: str) -> str:
     """An address as it stands in a URL."""
     return f"[{host}]" if ":" in host else host
+
+
+def own_address() -> str:
+    """The address other nodes reach this one by: the source address of the default route, IPv4 before IPv6; loopback without a network."""
+    for address in ("192.0.2.1", "2001:db8::1"):  # documentation ranges: nothing is sent by a datagram connect
+        with socket.socket(address_family(address), socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((address, 9))
+            except OSError:
+                continue
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"
 
 
 def _bound(host: str) -> socket.socket:

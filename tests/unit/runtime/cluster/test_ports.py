@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from rljob_runtime.cluster.ports import GROUP_PORTS, address_family, in_url, listening
+from rljob_runtime.cluster.ports import GROUP_PORTS, address_family, in_url, listening, own_address
 from rljob_runtime.errors import ClusterError
 
 HERE = "127.0.0.1"
@@ -44,3 +44,35 @@ def test_where_no_port_is_free_it_is_reported(monkeypatch: pytest.MonkeyPatch) -
 def test_addresses_of_both_families(host: str, family: socket.AddressFamily, written: str) -> None:
     assert address_family(host) is family
     assert in_url(host) == written
+
+
+@pytest.mark.parametrize(
+    ("routes", "expected"),
+    [
+        ({socket.AF_INET: "10.0.0.7", socket.AF_INET6: "fd00::7"}, "10.0.0.7"),
+        ({socket.AF_INET6: "fd00::7"}, "fd00::7"),  # a cluster of IPv6 alone
+        ({}, "127.0.0.1"),
+    ],
+)
+def test_the_address_that_others_reach(monkeypatch: pytest.MonkeyPatch, routes: dict[socket.AddressFamily, str], expected: str) -> None:
+    class Probe:
+        """A datagram socket of a machine with these routes."""
+
+        def __init__(self, family: socket.AddressFamily, kind: socket.SocketKind) -> None:
+            self._family = family
+
+        def __enter__(self) -> Probe:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def connect(self, address: tuple[str, int]) -> None:
+            if self._family not in routes:
+                raise OSError(101, "Network is unreachable")
+
+        def getsockname(self) -> tuple[str, int]:
+            return routes[self._family], 0
+
+    monkeypatch.setattr(socket, "socket", Probe)
+    assert own_address() == expected
