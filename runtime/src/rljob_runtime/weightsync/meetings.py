@@ -15,7 +15,7 @@ from rljob_runtime.weightsync.group import OVER, Meeting, as_sync_errors, connec
 WATCHED_S = 0.3
 """How long the driver watches who waits: members look several times meanwhile."""
 NOTES_TIMEOUT_S = 3.0
-"""Of a question to a store, and of the last word to it."""
+"""Of a question to a store, and of leaving the reason there."""
 
 
 class Meetings:
