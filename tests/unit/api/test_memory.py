@@ -72,14 +72,6 @@ def pool_of(estimate: memory.MemoryEstimate, kind: memory.PoolKind, first: int) 
     return next(pool for pool in estimate.pools if (pool.kind, pool.first) == (kind, first))
 
 
-@pytest.mark.parametrize(("backend", "copies"), [("TCP", 8), ("ObjectStore", 1)])
-def test_engines_of_a_node_share_an_update_unless_each_receives_its_own(backend: str, copies: int) -> None:
-    spec = config_r(weightSync={"backend": backend})
-    on_node = pool_of(estimated(spec, QWEN25_7B), memory.PoolKind.NODE, 2)
-    name = "weights that engines receive" if copies > 1 else "weights in shared memory"
-    assert term(on_node, memory.Phase.WEIGHT_SYNC, name) == copies * 2 * memory.shape_from_config(QWEN25_7B).parameters
-
-
 # Parameters, those of the largest layer, the width that one token passes, and experts; the first two are transformers' own counts.
 SHAPES = {
     "llama": (193_472, 43_136, 160, 0),
