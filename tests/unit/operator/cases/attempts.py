@@ -7,10 +7,11 @@ from tests.support.operator_scene import Scene, at, failed_log, scene
 from tests.unit.operator.cases.expectations import COMPLETED, HELD, OLD_HEAD, OOM, PULL, RUNS, Case, app_failed, over, waits
 
 
-def cut_off(**head: object) -> Scene:
+def cut_off(*, is_node_silent: bool = False) -> Scene:
     """A driver whose head pod has been not ready since second 40; one node has ended, others wait in vain to join."""
     lost = scene().stored(attempt=1, headPod="head").running().nodes(ready=False, phase="Pending")
-    return lost.pod("node-0", ready=False, phase="Failed").pod("head", head=True, ready=False, unready_since=at(40), **head)
+    lost.pod("node-0", ready=False, phase="Failed")
+    return lost.pod("head", head=True, ready=False, unready_since=at(40), is_node_silent=is_node_silent)
 
 
 ATTEMPTS = [

@@ -119,8 +119,13 @@ def test_all_receivers_get_the_bits_and_the_sender_sends_them_once(
 def test_connections_are_probed_while_a_training_step_leaves_them_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Firewalls forget connections that are idle for minutes, and drop what comes over them without a word."""
     ends: list[socket.socket] = []
-    accepted = chain.connected
-    monkeypatch.setattr(chain, "connected", lambda *args: ends.append(accepted(*args)) or ends[-1])
+    connected = chain.connected
+
+    def kept(address: tuple[str, int], wait: Any) -> socket.socket:
+        ends.append(connected(address, wait))
+        return ends[-1]
+
+    monkeypatch.setattr(chain, "connected", kept)
     pair = [Chain("b", MEMBERS[:2], rank, HOST) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
         for done in connect(dict(enumerate(pair)), ["", pair[1].address], pool):
