@@ -56,7 +56,7 @@ RECOVERS_S = 400.0
 """Bound of one recovery: a node that Ray has to miss, a cluster that starts, an attempt, on a busy machine."""
 STARTS_S = 600.0
 PROBED_S = 900.0
-"""Bound where only the kubelet notices: KubeRay's liveness probe ends a head after 120 failures, one every 5 s."""
+"""Bound where nothing is reported: nodes of a head that is cut off end minutes later, and KubeRay's probe ends it after ten."""
 Say = Callable[[int], None]
 
 

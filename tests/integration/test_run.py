@@ -10,6 +10,9 @@ import psutil
 import pytest
 import yaml
 
+from rljob_api.planning.sync_routes import chosen_backend
+from rljob_api.v1alpha1.operations import SyncBackend
+from rljob_api.validation import check
 from rljob_runtime.job.assemble import run_name
 from rljob_runtime.report import METRICS
 from rljob_runtime.weightsync.shared_memory import FOLDER, prefix_of
@@ -141,10 +144,13 @@ def test_two_nodes_several_ranks_a_reference_and_mini_batches(model: Path, tmp_p
         training={"steps": 3, "learningRate": 1e-5, "miniBatches": 2, "epochs": 2},
         weightSync={"bucketBytes": 65536},
     )
+    checked = check(manifest)
+    assert chosen_backend(checked.job.spec, checked.plan) is SyncBackend.TCP
     run = Running(tmp_path, manifest)
     assert run.wait() == 0, run.output
     metrics = run.metrics()
     assert [m["sync/version"] for m in metrics] == [1, 2, 3]
+    assert [m["sync/fell_back"] for m in metrics] == [0, 0, 0], "weights go along the chain that Auto selects"
     assert 0 < metrics[0]["train/kl_loss"] < 0.01, "the policy starts as the reference"
     assert metrics[0]["train/kl_loss"] < metrics[-1]["train/kl_loss"]
     assert all(m["sync/probe_max_abs_diff"] < 1e-4 for m in metrics)

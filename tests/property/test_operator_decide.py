@@ -98,6 +98,7 @@ def scenes(draw: st.DrawFn) -> Scene:
         )
     for index in range(draw(st.integers(0, 4))):
         ended = st.tuples(st.sampled_from(["ray", ""]), st.sampled_from(["Error", "OOMKilled"]), st.integers(-1, 255))
+        ready = draw(st.booleans())
         built.pod(
             f"pod-{index}",
             draw(numbers),
@@ -105,7 +106,9 @@ def scenes(draw: st.DrawFn) -> Scene:
             created=at(draw(seconds)),
             deleting=draw(st.booleans()),
             phase=draw(st.sampled_from(["Pending", "Running", "Succeeded", "Failed"])),
-            ready=draw(st.booleans()),
+            ready=ready,
+            unready_since=None if ready else draw(st.none() | seconds.map(at)),
+            is_node_silent=not ready and draw(st.booleans()),
             unschedulable=draw(st.none() | messages),
             waiting=draw(st.none() | st.tuples(st.just("ray"), st.sampled_from(["ErrImagePull", "CrashLoopBackOff"]), messages)),
             terminated=draw(st.none() | ended),

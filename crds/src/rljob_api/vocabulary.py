@@ -385,7 +385,7 @@ class Reason(StrEnum):
     WORKER_LOST = "WorkerLost"
     """A worker process or its pod ended without reporting an error."""
     HEAD_LOST = "HeadLost"
-    """The pod of the driver ended or was replaced."""
+    """The pod of the driver ended or was replaced, or nothing reaches it and none of its nodes runs any more."""
     EVICTED = "Evicted"
     """A pod of the job was drained, preempted or deleted, or its node no longer answers. Another attempt follows without using up
     failurePolicy.maxRestarts."""

@@ -36,7 +36,7 @@ from datetime import datetime, timedelta
 from rljob_api.v1alpha1.conditions import ConditionStatus, ConditionType
 from rljob_api.vocabulary import Reason
 from rljob_operator.model import ConditionValue, Decision, Failure, Observed
-from rljob_operator.policies import admission, deadline, failure, handover, restart, startup, success, ttl
+from rljob_operator.policies import admission, deadline, failure, handover, isolation, restart, startup, success, ttl
 from rljob_operator.policies import suspend as suspension
 from rljob_operator.policies.admission import is_managed
 from rljob_operator.policies.situation import RecordedFailure, Situation, assess
@@ -67,7 +67,7 @@ def _unfinished(situation: Situation) -> Decision:
     if success.succeeded(situation):
         return _succeeded(situation)
     if not situation.is_failure_recorded:
-        found = failure.find(situation) or startup.overdue(situation)
+        found = failure.find(situation) or startup.overdue(situation) or isolation.lost(situation)
         if found is not None:
             return _attempt_failed(situation, found)
     overdue = deadline.overdue(situation)
@@ -283,7 +283,7 @@ def _live(situation: Situation) -> Decision:
         attempt=situation.attempt,
         set_suspend={},
         start_time=situation.started,
-        next_check=_earliest(situation, until, _active_deadline(situation)),
+        next_check=_earliest(situation, until, isolation.lost_at(situation), _active_deadline(situation)),
     )
 
 

@@ -99,6 +99,10 @@ class PodView:
     deleting: bool
     phase: str
     ready: bool
+    unready_since: datetime | None = None
+    """When it became not ready, by the clock of whoever reported that; None while it is ready."""
+    is_node_silent: bool = False
+    """Whether that was reported in place of the kubelet, because the node does not answer."""
     unschedulable: str | None
     """The scheduler's message while the pod cannot be scheduled."""
     scheduled_at: datetime | None = None

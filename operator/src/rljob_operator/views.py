@@ -83,6 +83,7 @@ def pod_view(raw: Raw) -> PodView:
     labels = _map(metadata, "labels")
     terminated = _terminated(status)
     scheduled = _condition(status, "PodScheduled", "True")
+    unready = _condition(status, "Ready", "False")
     unschedulable, disruption = _condition(status, "PodScheduled", "False"), _condition(status, "DisruptionTarget", "True")
     return PodView(
         name=_text(metadata, "name"),
@@ -94,6 +95,8 @@ def pod_view(raw: Raw) -> PodView:
         deleting=bool(metadata.get("deletionTimestamp")),
         phase=_text(status, "phase"),
         ready=_condition(status, "Ready", "True") is not None,
+        unready_since=None if unready is None else times.parse(unready.get("lastTransitionTime")),
+        is_node_silent=unready is not None and not _text(unready, "reason"),  # the kubelet gives one, the node controller does not
         unschedulable=clean(_text(unschedulable, "message") or _text(unschedulable, "reason"), MAX_TEXT) if unschedulable else None,
         scheduled_at=None if scheduled is None else times.parse(scheduled.get("lastTransitionTime")),
         waiting=_waiting(status),

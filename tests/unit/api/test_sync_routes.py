@@ -205,6 +205,8 @@ def spec_of(trainer: str, rollout: str, group: dict[str, object], **fields: obje
     document = manifest()
     document["spec"]["nodeGroups"] = [{"name": "a", **group}]
     engine = {"type": "SGLang"} if fields.pop("sglang", False) else {}
+    if fields.get("adapters") == "Served":
+        document["spec"].setdefault("model", {})["lora"] = {}
     document["spec"]["components"] = [
         {"name": "actor_train", "role": "Trainer", "placement": {"ranks": trainer}},
         {"name": "actor_infer", "role": "Rollout", "placement": {"ranks": rollout}, "engine": engine},
@@ -269,6 +271,26 @@ def test_what_no_transport_between_devices_reaches_is_refused(
     found = problems_of(spec)
     assert len(found) == len(problems)
     assert all(text in problem for text, problem in zip(problems, found, strict=True)), found
+
+
+@pytest.mark.parametrize(
+    ("rollout", "fields", "chosen"),
+    [
+        ("1-2", {}, SyncBackend.OBJECT_STORE),  # one other node, to which both send once
+        ("2,4", {}, SyncBackend.TCP),
+        ("1,2,4,6", {}, SyncBackend.TCP),  # one of them on the trainer's node
+        ("2,4", {"delta": {}, "senders": "PerNode"}, SyncBackend.TCP),
+        ("2,4", {"sglang": True}, SyncBackend.TCP),
+        ("2-5", {}, SyncBackend.OBJECT_STORE),  # two engines of a node, which share its copy
+        ("1-2,4,6", {"backend": "ObjectStore"}, SyncBackend.OBJECT_STORE),
+        ("2,4", {"adapters": "Served"}, SyncBackend.OBJECT_STORE),
+    ],
+)
+def test_auto_is_a_chain_where_it_sends_less_and_takes_no_more_memory(rollout: str, fields: dict[str, object], chosen: SyncBackend) -> None:
+    for kind in ({}, {"deviceType": "CPU"}):
+        spec = spec_of("0", rollout, {"nodes": 4, "devicesPerNode": 2, **kind}, **fields)
+        assert chosen_backend(spec, plan(spec)) is chosen
+        assert chosen_senders(spec, plan(spec)) == (0,)
 
 
 @pytest.mark.parametrize(("nodes", "chosen"), [(1, SyncBackend.SHARED_MEMORY), (2, SyncBackend.OBJECT_STORE)])

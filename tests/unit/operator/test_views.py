@@ -75,6 +75,19 @@ def test_a_ready_pod() -> None:
     assert (view.phase, view.ready, view.unschedulable, view.waiting, view.terminated) == ("Running", True, None, None, None)
 
 
+@pytest.mark.parametrize(
+    ("condition", "since", "is_node_silent"),
+    [
+        ({"status": "True", "lastTransitionTime": CREATED}, None, False),
+        ({"status": "False", "lastTransitionTime": CREATED, "reason": "ContainersNotReady"}, NOON, False),
+        ({"status": "False", "lastTransitionTime": CREATED}, NOON, True),  # by the node controller, which changes the status alone
+    ],
+)
+def test_since_when_a_pod_is_not_ready_and_who_says_so(condition: dict[str, str], since: datetime | None, is_node_silent: bool) -> None:
+    view = views.pod_view(pod({"phase": "Running", "conditions": [{"type": "Ready", **condition}]}))
+    assert (view.unready_since, view.is_node_silent) == (since, is_node_silent)
+
+
 def test_an_unschedulable_pod() -> None:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes are available"}
     assert views.pod_view(pod({"phase": "Pending", "conditions": [condition]})).unschedulable == "0/1 nodes are available"

@@ -14,9 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rljob_api.dtypes import DTYPE_BYTES, sync_dtype
 from rljob_api.memory.adapter_needs import AdapterNeeds
-from rljob_api.memory.adapters import sent_parameters
 from rljob_api.memory.critic_needs import CriticNeeds
 from rljob_api.memory.engine_needs import EngineNeeds
 from rljob_api.memory.judge_needs import JudgeNeeds
@@ -36,8 +34,9 @@ from rljob_api.memory.model import (
 )
 from rljob_api.memory.shape import ModelShape
 from rljob_api.memory.situations import Resident, Situation, engine_situations, situations
+from rljob_api.memory.sync_needs import whole_update
 from rljob_api.memory.training_needs import PolicyNeeds
-from rljob_api.memory.units import show_bytes, show_count
+from rljob_api.memory.units import show_bytes
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.planning.sync_routes import chosen_backend, chosen_senders
 from rljob_api.quantities import rounded_down
@@ -311,7 +310,7 @@ class _Estimator:
         """One node's memory: all of its processes on CPU, else what passes through it."""
         index, group = self._groups[situation.group]
         occupants = self._on_node(situation)
-        traveling = self._traveling() if any(one.needs.carries_weights for one in occupants) else ()
+        traveling = self._traveling(situation) if any(one.needs.carries_weights for one in occupants) else ()
         copied = tuple(term for one in occupants for term in (*one.copied(), *one.terms(one.needs.saved)))
         extra = _extra(occupants, traveling)
         phases = _host_phases(occupants, extra, copied) if group.on_accelerators else _phases(occupants, extra, copied)
@@ -415,12 +414,12 @@ class _Estimator:
         trainer = PolicyNeeds if self._spec.model.lora is None else AdapterNeeds
         return {Role.TRAINER: trainer, Role.CRITIC: CriticNeeds}.get(component.role, PolicyNeeds)
 
-    def _traveling(self) -> tuple[Term, ...]:
-        """Ray's object store holds an update until every engine has it; processes of one node share the copy."""
-        number, parameters = DTYPE_BYTES[sync_dtype(self._spec)], sent_parameters(self._spec, self._shape)
-        formula = f"{show_count(parameters)} x {number} B, once per node"
-        need = Need(kind=Kind.WORKSPACE, name="weights in shared memory", formula=formula, num_bytes=parameters * number)
-        return (Term(component="weight sync", need=need),)
+    def _traveling(self, situation: Situation) -> tuple[Term, ...]:
+        """An update on a node, until every engine has it."""
+        rollouts = {index for index, component in enumerate(self._spec.components) if component.role is Role.ROLLOUT}
+        here = [(index, devices) for (index, _), devices in situation.residents if index in rollouts]
+        engines = sum(devices // _engine(self._spec, index).num_devices for index, devices in here)
+        return (Term(component="weight sync", need=whole_update(self._spec, self._shape, self._backend, engines)),)
 
 
 def _extra(occupants: Sequence[_Occupant], traveling: tuple[Term, ...]) -> dict[Phase, tuple[Term, ...]]:

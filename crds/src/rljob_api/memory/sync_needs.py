@@ -1,4 +1,4 @@
-"""What a weight sync takes of a trainer process, see ``rljob_runtime.training.weights``."""
+"""What a weight sync takes of a trainer process, see ``rljob_runtime.training.weights``, and of a node."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from rljob_api.dtypes import DTYPE_BYTES, sync_dtype
 from rljob_api.memory.adapters import sent_parameters
 from rljob_api.memory.model import Kind, Need
 from rljob_api.memory.shape import ModelShape
-from rljob_api.memory.units import ceil_div, show_bytes
+from rljob_api.memory.units import ceil_div, show_bytes, show_count
+from rljob_api.v1alpha1.operations import SyncBackend
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 
@@ -36,3 +37,17 @@ def largest_bucket(spec: RLJobSpec, shape: ModelShape) -> int:
     number = DTYPE_BYTES[sync_dtype(spec)]
     embedding = 0 if shape.decoder is None else shape.decoder.embedding_parameters * number
     return min(sent_parameters(spec, shape) * number, max(spec.weight_sync.bucket_bytes, embedding))
+
+
+def whole_update(spec: RLJobSpec, shape: ModelShape, backend: SyncBackend, engines: int) -> Need:
+    """An update in the host memory of a node with so many engines.
+
+    Ray's object store and shared memory hold it once for all processes of the node, until every engine has it; with TCP each engine
+    receives a copy of its own.
+    """
+    number, parameters = DTYPE_BYTES[sync_dtype(spec)], sent_parameters(spec, shape)
+    formula, size = f"{show_count(parameters)} x {number} B", parameters * number
+    if backend is SyncBackend.TCP and engines > 1:
+        name, formula = "weights that engines receive", f"{engines} engines x {formula}"
+        return Need(kind=Kind.WORKSPACE, name=name, formula=formula, num_bytes=engines * size, remedy="weightSync.backend: ObjectStore")
+    return Need(kind=Kind.WORKSPACE, name="weights in shared memory", formula=f"{formula}, once per node", num_bytes=size)

@@ -298,13 +298,12 @@ def sync_plan_of(
 
 def engines_elsewhere(plan: Plan) -> tuple[int, tuple[int, ...]]:
     """Node of the trainer's rank 0, and the other nodes that have engines."""
-    home = next(process.node_rank for trainer in plan.with_role(Role.TRAINER) for process in trainer.processes)
-    nodes = {process.node_rank for rollout in plan.with_role(Role.ROLLOUT) for process in rollout.processes}
-    return home, tuple(sorted(nodes - {home}))
+    home = trainer_nodes(plan)[0]
+    return home, tuple(sorted({*engine_nodes(plan)} - {home}))
 
 
 def chosen_backend(spec: RLJobSpec, plan: Plan) -> SyncBackend:
-    """The transport of a job: what it asks for, or with Auto the first of IPC and shared memory that reaches all engines.
+    """The transport of a job: what it asks for, or with Auto the first of IPC and shared memory that reaches all engines, TCP, ObjectStore.
 
     Auto does not take NCCL, which has not run between two GPUs yet.
     """
@@ -314,8 +313,16 @@ def chosen_backend(spec: RLJobSpec, plan: Plan) -> SyncBackend:
         return SyncBackend.OBJECT_STORE  # no sync: validation only, or a spec that is refused
     if _reads_on_devices(spec, plan):
         return SyncBackend.IPC
+    if _chain_pays(spec, plan):
+        return SyncBackend.TCP
     apart = engines_elsewhere(plan)[1] or loads_whole_updates(spec)
     return SyncBackend.OBJECT_STORE if apart else SyncBackend.SHARED_MEMORY
+
+
+def _chain_pays(spec: RLJobSpec, plan: Plan) -> bool:
+    """Whether a chain (TCP) is faster than the object store and takes no more memory: ``docs/design/0014-auto-takes-tcp.md``."""
+    nodes = engine_nodes(plan)
+    return len(engines_elsewhere(plan)[1]) > 1 and len(set(nodes)) == len(nodes) and not serves_adapters(spec)
 
 
 def _reads_on_devices(spec: RLJobSpec, plan: Plan) -> bool:
@@ -353,10 +360,8 @@ def _asked_senders(spec: RLJobSpec, plan: Plan, nodes: Mapping[int, int]) -> tup
         return tuple(nodes)
     if spec.weight_sync.senders is Senders.FIRST:
         return (0,)
-    first: dict[int, int] = {}
-    for rank, node in nodes.items():
-        first.setdefault(node, rank)
-    return tuple(first.values())
+    first = {node: rank for rank, node in reversed(list(nodes.items()))}
+    return tuple(sorted(first.values()))
 
 
 def neighbors(spec: RLJobSpec, plan: Plan) -> tuple[tuple[int | None, ...], ...]:

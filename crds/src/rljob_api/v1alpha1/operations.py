@@ -64,7 +64,8 @@ class SyncBackend(StrEnum):
 
     AUTO = "Auto"
     """IPC if a trainer rank is on every accelerator of the engines, SharedMemory if the trainer's rank 0 and all engines are on one node,
-    otherwise ObjectStore; with SGLang engines ObjectStore."""
+    TCP if engines are on two or more other nodes and no node has two engines, otherwise ObjectStore; with SGLang engines TCP or
+    ObjectStore."""
     SHARED_MEMORY = "SharedMemory"
     """Packed buckets in shared memory of one node, read in place; needs the trainer's rank 0 and all engines on one node."""
     OBJECT_STORE = "ObjectStore"

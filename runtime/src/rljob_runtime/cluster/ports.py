@@ -1,4 +1,4 @@
-"""Ports for process groups."""
+"""Addresses and ports for process groups."""
 
 from __future__ import annotations
 

@@ -170,9 +170,8 @@ def plan(
 
             console = Console(no_color=True if no_color else None)
             show_plan.print_picture(checked, console, processes=processes)
-            show_plan.print_memory(checked, console)
-            show_plan.print_overlap(checked, console)
-            show_plan.print_standby(checked, console)
+            for show in (show_plan.print_memory, show_plan.print_transport, show_plan.print_overlap, show_plan.print_standby):
+                show(checked, console)
         else:
             typer.echo(show_plan.as_json(checked) if output is PlanFormat.JSON else show_plan.as_yaml(checked))
     except PlacementError as error:

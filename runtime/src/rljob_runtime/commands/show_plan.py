@@ -98,6 +98,15 @@ def print_memory(checked: CheckedJob, console: Console, *, arithmetic: bool = Fa
         console.print(f"  warning: {warning}", highlight=False, markup=False, soft_wrap=True)
 
 
+def print_transport(checked: CheckedJob, console: Console) -> None:
+    """Which transport weights take; nothing where nothing is synced."""
+    from rljob_runtime.commands.sync_transport import sync_transport
+
+    transport = sync_transport(checked.job.spec, checked.plan)
+    if transport is not None:
+        console.print(f"\n[bold]Transport of weights[/bold]: {transport}", highlight=False, soft_wrap=True)
+
+
 def print_overlap(checked: CheckedJob, console: Console) -> None:
     """What a weight sync costs running responses; nothing where none are."""
     from rljob_runtime.commands.overlap_cost import overlap_cost

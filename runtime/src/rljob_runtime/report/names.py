@@ -158,7 +158,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     ("sync/hidden_s", "s", "the rest of the sync, during which engines generated"),
     ("sync/load_s", "s", "time during which the slowest engine's model was partly updated, from its first bucket to the end of the sync"),
-    ("sync/resent", "1", "syncs of the step that were sent again because of a wrong checksum"),
+    ("sync/resent", "1", "syncs of the step that were sent again because of a wrong checksum or a broken connection"),
     ("sync/fell_back", "1", "1 if weights go through the object store because the chosen transport failed its self-test, otherwise 0"),
     (
         "sync/reloaded_fraction",

@@ -9,7 +9,8 @@ With A parameters that a token is multiplied with, P of the whole model, F = pea
                     where that takes longer; on top what moves between devices that share sequences, or experts
     an update       gradients are exchanged once, 4 P bytes a device
     reference       2 A / (N F) a token
-    weight sync     all weights once, at the rates that ``rljob_api.auto.cost`` takes
+    weight sync     all weights once, at the rates that ``rljob_api.auto.cost`` takes; or as often as they leave a sender's node, at the
+                    rate of its link, where that takes longer
     switch          of shared devices: weights and moments over the host's link
 
 Rates that are reached are those of ``rljob_api.auto.cost``, with its sources. Not in it: rewards, checkpoints, validation, failures.
@@ -175,7 +176,7 @@ def _world(spec: RLJobSpec, layout: Layout, weights: Weights, device: DeviceType
         decode=_decode(layout, weights, device, context, number_bytes, unit),
         train_s=fixed_s,
         train_token_s=token_s * unit,
-        sync_s=_sync(spec, layout, weights),
+        sync_s=_sync(spec, layout, weights, device),
         recompute_token_s=prefill_s * unit,
         reward_s=0.0,
         ratio=overlap.async_generation_ratio,
@@ -282,6 +283,7 @@ def _shared_sequences(spec: RLJobSpec, layout: Layout, weights: Weights, device:
     return training.epochs * passes * moved / device.link_bytes_per_s / layout.trainer_devices
 
 
-def _sync(spec: RLJobSpec, layout: Layout, weights: Weights) -> float:
+def _sync(spec: RLJobSpec, layout: Layout, weights: Weights, device: DeviceType) -> float:
     rate = rates.SYNC_NETWORK_BYTES_PER_S if layout.sync_spans_nodes else rates.SYNC_LINK_BYTES_PER_S
-    return weights.parameters * DTYPE_BYTES[sync_dtype(spec)] / rate
+    size_bytes = weights.parameters * DTYPE_BYTES[sync_dtype(spec)]
+    return max(size_bytes / rate, layout.sync_copies * size_bytes / device.network_bytes_per_s)

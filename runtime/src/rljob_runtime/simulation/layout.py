@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rljob_api.planning.plan import Plan
+from rljob_api.planning.sync_routes import chosen_backend, chosen_senders, engines_elsewhere, trainer_nodes
 from rljob_api.v1alpha1.components import Engine, Role
+from rljob_api.v1alpha1.operations import SyncBackend
 from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_runtime.errors import SetupError
 
@@ -34,6 +36,8 @@ class Layout:
     trainer_spans_nodes: bool
     sync_spans_nodes: bool
     """Weights leave a node on their way to the engines."""
+    sync_copies: float
+    """How often all weights leave a sender's node in a sync: once for each node of engines with the object store, else once at most."""
 
     @property
     def rollout_devices(self) -> int:
@@ -85,4 +89,13 @@ def layout_of(spec: RLJobSpec, plan: Plan) -> Layout:
         shares_devices=bool(training & generating),
         trainer_spans_nodes=len(trainer_nodes) > 1,
         sync_spans_nodes=not rollout_nodes <= trainer_nodes,
+        sync_copies=_sync_copies(spec, plan),
     )
+
+
+def _sync_copies(spec: RLJobSpec, plan: Plan) -> float:
+    elsewhere = engines_elsewhere(plan)[1]
+    if chosen_backend(spec, plan) is not SyncBackend.OBJECT_STORE:
+        return float(bool(elsewhere))  # a chain: the sender sends to the first node alone
+    nodes = trainer_nodes(plan)
+    return len(elsewhere) / len({nodes[rank] for rank in chosen_senders(spec, plan)})

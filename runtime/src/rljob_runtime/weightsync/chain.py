@@ -28,7 +28,7 @@ from typing import cast
 
 from rljob_runtime.addresses import family_of
 from rljob_runtime.cluster.ports import listening
-from rljob_runtime.errors import DeadlineError, WeightSyncError
+from rljob_runtime.errors import DeadlineError, SyncBrokenError
 
 CHUNK_BYTES = 4 << 20
 """Most that one call receives or sends."""
@@ -36,6 +36,10 @@ STEP_S = 0.01
 """Longest that one call waits for bytes: on a slow link a member passes on what came in this time, not whole chunks."""
 LOOK_S = 0.05
 """How often a wait looks whether the meeting is over."""
+KEEP_ALIVE_S = 60
+"""How long a connection is idle until the system probes it: between two syncs lies a training step, after which a firewall may have
+forgotten a connection without a word."""
+KEEP_ALIVE_PROBES = {socket.TCP_KEEPIDLE: KEEP_ALIVE_S, socket.TCP_KEEPINTVL: 15, socket.TCP_KEEPCNT: 8}
 LOST_S = 20.0
 """How long a member whose neighbor closed the connection waits for the reason: the driver hears of lost engines, and ends the meeting."""
 HELLO_BYTES = hashlib.sha256().digest_size
@@ -116,7 +120,8 @@ class Chain:
 
         Raises:
             DeadlineError: the neighbor that is named did not take or give all bytes in time.
-            WeightSyncError: the meeting is over, or a neighbor closed the connection and nobody said why.
+            WeightSyncError: the meeting is over.
+            SyncBrokenError: a neighbor closed the connection and nobody said why.
         """
         if self._before is None and self._behind is None:
             return  # nobody is left to send to
@@ -134,7 +139,7 @@ class Chain:
                 while not self._closed:
                     time.sleep(LOOK_S)
                     wait.check()
-            raise WeightSyncError(str(error)) from error
+            raise SyncBrokenError(str(error)) from error
 
     def abort(self) -> None:
         """Close all connections; a call under way in another thread ends with an error."""
@@ -332,6 +337,9 @@ def _set_up(end: socket.socket) -> None:
     end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEP_ALIVE_PROBES.items():
+        end.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _hello(name: str, rank: int) -> bytes:

@@ -4,7 +4,7 @@
 
     sender     Outbox: a thread forms the group and broadcasts what is put into it, in order; a store for the members to meet at
     receiver   Member: joins at its first receipt; every receipt is one broadcast, also where members pass bytes on to each other
-    driver     Meetings: tells all members to give up, when an engine is lost or a deadline passed
+    driver     Meetings (``weightsync.meetings``): tells all members to give up, when an engine is lost or a deadline passed
 
 The group is torch's own class, made directly: no member is in torch's default group with the others, and engines have one of their own.
 It is NCCL between CUDA devices and gloo between hosts' memories, and nothing else differs between the two. Neither of them ends a call
@@ -23,7 +23,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -32,15 +32,14 @@ import torch
 import torch.distributed as dist
 
 from rljob_runtime.cluster.ports import listening
-from rljob_runtime.errors import ClusterError, DeadlineError, WeightSyncError
+from rljob_runtime.errors import ClusterError, DeadlineError, SyncBrokenError, WeightSyncError
 from rljob_runtime.weightsync.chain import LOOK_S, Chain
+from rljob_runtime.weightsync.store import Store
 
 C10D: Any = dist
 """Torch's annotations leave out its stores, and options of its groups."""
 AHEAD = 2
 """Buckets that a sender holds: one travels while the next is packed."""
-WATCHED_S = 0.3
-"""How long the driver watches who waits: members look several times meanwhile."""
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.005
 STORE_TIMEOUT_S = 30.0
 """Of connecting to the store, and of one question to it. Torch looks up the name of the other end's address at each connection, in the
@@ -107,8 +106,8 @@ class Member:
         self._group: Any = None
         deadline = time.monotonic() + (meeting.join_s if rank else meeting.timeout_s)
         self._what = f"member {rank} of {meeting.num_members} of the group of trainer rank {meeting.sender}"
-        self._control = _store(meeting)
-        with _as_sync_errors(f"{self._what}: the group could not be formed"):
+        self._control = connection(meeting)
+        with as_sync_errors(f"{self._what}: the group could not be formed"):
             try:
                 self._look()  # who comes late must not be waited for, nor wait for those that have gone
                 if meeting.chain:
@@ -116,9 +115,13 @@ class Member:
                     self._control.set(f"address/{rank}", self._group.address)
                 self._control.set(f"here/{rank}", "")
                 wanted = [f"here/{other}" for other in range(meeting.num_members)]
-                self._wait(lambda: bool(self._control.check(wanted)), deadline, "the other members did not come")
+                self._wait(lambda: self._control.check(wanted), deadline, "the other members did not come")
                 self._look()
-                self._connect(max(min(deadline - time.monotonic(), meeting.join_s), 1.0))
+                try:
+                    self._connect(max(min(deadline - time.monotonic(), meeting.join_s), 1.0))
+                except (RuntimeError, OSError) as error:  # nobody else need wait for their own deadline to learn of it
+                    self._give_up(str(error))
+                    raise
             except BaseException:
                 self.close()
                 raise
@@ -154,19 +157,28 @@ class Member:
         """
         held, self._group = [self._group, used], None
         self._next = -1
+        self._control.close()
         if held[0] is not None:  # gloo's end waits for its calls under way, until their own time-out: nobody here does
             threading.Thread(target=_dropped, args=(held,), name="rljob-group-end", daemon=True).start()
+
+    def _give_up(self, reason: str) -> None:
+        """End the meeting for all, unless somebody has, or the store does not answer."""
+        with contextlib.suppress(RuntimeError):
+            if not self._control.check([OVER]):
+                self._control.set(OVER, reason)
 
     def _connect(self, left_s: float) -> None:
         """Connect the members, which are all there now, within that time."""
         if isinstance(self._group, Chain):
             behind = self._group.next_rank
-            address = "" if behind is None else self._control.get(f"address/{behind}").decode()
+            address = "" if behind is None else self._control.get(f"address/{behind}")
             self._group.connect(address, time.monotonic() + left_s, self._look_for)
             return
         on_cuda = self._device.type == "cuda"
         # Own connection: NCCL's thread blocks in it, and `_look` must not block with it.
-        store = C10D.PrefixStore("group", _store(self._meeting) if on_cuda else self._control)
+        own = connection(self._meeting)
+        store = C10D.PrefixStore("group", own.connection)
+        own.close()  # for questions; torch's store lives as long as the group
         self._group = process_group(store, self._rank, self._meeting, self._device, left_s)
         if not on_cuda:
             return
@@ -183,7 +195,7 @@ class Member:
         what = f"broadcast {sequence} of {data.numel()} bytes"
         deadline = time.monotonic() + self._meeting.timeout_s
         try:
-            with _as_sync_errors(f"{self._what}: {what} broke off"):
+            with as_sync_errors(f"{self._what}: {what} broke off"):
                 if isinstance(self._group, Chain):
                     self._group.pass_on(data.numpy().data, deadline, self._look_for)
                 else:
@@ -217,7 +229,7 @@ class Member:
     def _look(self) -> None:
         """Raise WeightSyncError if the meeting is over."""
         if self._control.check([OVER]):
-            raise WeightSyncError(f"{self._what}: {self._control.get(OVER).decode()}")
+            raise WeightSyncError(f"{self._what}: {self._control.get(OVER)}")
 
 
 class Outbox:
@@ -230,7 +242,7 @@ class Outbox:
             WeightSyncError: the address cannot be listened on.
         """
         self._device = device
-        with _as_sync_errors(f"trainer rank {meeting.sender} cannot listen on {meeting.host}"):
+        with as_sync_errors(f"trainer rank {meeting.sender} cannot listen on {meeting.host}"):
             self._meeting, self._store = _opened(meeting)
         self._waiting: queue.SimpleQueue[torch.Tensor | None] = queue.SimpleQueue()
         self._room = threading.Semaphore(AHEAD)
@@ -289,57 +301,8 @@ class Outbox:
                 member.close()
 
 
-class Meetings:
-    """The driver's hold on the groups of a transport."""
-
-    def __init__(self, meetings: tuple[Meeting, ...]) -> None:
-        """Connect to their stores; blocks.
-
-        Raises:
-            WeightSyncError: one does not answer.
-        """
-        self._meetings = meetings
-        self._stores = [_store(meeting) for meeting in meetings]
-
-    def waited_for(self) -> str:
-        """Which members of chains others wait for now, and what they are to do; empty where nobody waits. Blocks shortly."""
-        before = [self._notes(index) for index in range(len(self._stores))]
-        time.sleep(WATCHED_S)
-        found = []
-        for index, old in enumerate(before):
-            waiting = {rank: note for rank, note in self._notes(index).items() if old.get(rank) != note}
-            found += [f"{self._meetings[index].chain[rank]} to {what}" for rank, what in blamed(waiting)]
-        return ", ".join(found)
-
-    def _notes(self, index: int) -> dict[int, str]:
-        """What members of a chain waited for when they looked last, by rank."""
-        store, ranks = self._stores[index], range(len(self._meetings[index].chain))
-        with _as_sync_errors("the store of a chain does not answer"):
-            return {rank: store.get(f"waits/{rank}").decode() for rank in ranks if store.check([f"waits/{rank}"])}
-
-    def end(self, reason: str) -> None:
-        """Have every member that waits give up; blocks shortly."""
-        for store in self._stores:
-            end_meeting(store, reason)
-        self._stores = []
-
-
-def blamed(waiting: Mapping[int, str]) -> list[tuple[int, str]]:
-    """Ranks that keep a chain waiting, and what they are to do.
-
-    Args:
-        waiting: rank -> note of a member that is alive and waits.
-    """
-    notes = {rank: note.split(" ", 2) for rank, note in waiting.items()}
-    wanted = {rank: (int(found[1]), found[2]) for rank, found in notes.items()}
-    still = {rank: what for rank, what in wanted.values() if rank not in wanted}
-    # All of them wait where the link between two is slow: these two wait for each other.
-    mutual = {rank: what for by, (rank, what) in wanted.items() if rank in wanted and wanted[rank][0] == by}
-    return sorted((still or mutual).items())
-
-
 def end_meeting(store: Any, reason: str) -> None:
-    """Leave the reason where members look."""
+    """Leave the reason in torch's store, where members look."""
     with contextlib.suppress(RuntimeError):  # its sender is gone, and members see that
         store.set(OVER, reason)
 
@@ -421,10 +384,11 @@ def _own_address(meeting: Meeting) -> str:
         return str(way.getsockname()[0])
 
 
-def _store(meeting: Meeting) -> Any:
+def connection(meeting: Meeting) -> Store:
     """A connection of its own."""
-    with _as_sync_errors(f"the store of trainer rank {meeting.sender} at {meeting.host} port {meeting.port} does not answer"):
-        return _tcp_store(meeting, is_master=False)
+    name = f"the store of trainer rank {meeting.sender} at {meeting.host} port {meeting.port}"
+    with as_sync_errors(f"{name} does not answer"):
+        return Store(lambda: _tcp_store(meeting, is_master=False), name, _store_timeout_s(meeting))
 
 
 def _opened(meeting: Meeting) -> tuple[Meeting, Any]:
@@ -443,10 +407,14 @@ def _tcp_store(meeting: Meeting, *, is_master: bool, **more: Any) -> Any:
         meeting.port,
         is_master=is_master,
         wait_for_workers=False,
-        timeout=_time(min(STORE_TIMEOUT_S, meeting.join_s)),
+        timeout=_time(_store_timeout_s(meeting)),
         use_libuv=False,
         **more,
     )
+
+
+def _store_timeout_s(meeting: Meeting) -> float:
+    return min(STORE_TIMEOUT_S, meeting.join_s)
 
 
 def _time(seconds: float) -> datetime.timedelta:
@@ -454,14 +422,14 @@ def _time(seconds: float) -> datetime.timedelta:
 
 
 @contextlib.contextmanager
-def _as_sync_errors(what: str) -> Iterator[None]:
+def as_sync_errors(what: str) -> Iterator[None]:
     """Torch's errors as ours."""
     try:
         yield
     except (WeightSyncError, DeadlineError):
         raise
     except (RuntimeError, OSError, ClusterError) as error:
-        raise WeightSyncError(f"{what}: {error}") from error
+        raise SyncBrokenError(f"{what}: {error}") from error
 
 
 @contextlib.contextmanager

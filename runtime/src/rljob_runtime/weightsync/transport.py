@@ -220,6 +220,7 @@ class SyncLink:
 
     async def trainer_host(self, rank: int) -> str:
         """Where a trainer rank is on the network."""
+        self.awaited = self._trainers[rank].name
         host, _ = await self._trainers[rank].address(self.timeout_s)
         return host
 

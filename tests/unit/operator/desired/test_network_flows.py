@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rljob_operator.model import Manifest
+from rljob_runtime.cluster.ports import GROUP_PORTS
 from tests.support.network_policy import Endpoint, allows
 from tests.unit.api.manifests import manifest
 from tests.unit.operator.desired import builders
@@ -88,6 +89,15 @@ def test_restricted_egress_leaves_the_job_dns_and_the_api_server() -> None:
     for target, port in ((METADATA, 80), (INTERNET, HTTPS), (API_SERVER, 22), (NEIGHBOR, 5432), (STRANGER, HTTPS), (NAMESAKE, GCS)):
         assert not allows(restricted, NODE, target, port), (target, port)
     assert allows(restricted, OPERATOR, HEAD, DASHBOARD), "what comes in is not changed by it"
+
+
+@pytest.mark.parametrize("settings", [{}, {"egress": RESTRICTED}], ids=["open", "restricted"])
+def test_weights_may_take_any_way_between_the_pods_of_a_job(settings: dict[str, str]) -> None:
+    """Auto selects TCP: the driver and all engines reach the trainer, each engine the next one."""
+    for port in (GROUP_PORTS[0], GROUP_PORTS[-1]):
+        for source, target in ((HEAD, NODE), (NODE, HEAD), (NODE, NODE)):
+            assert allows(policies(**settings), source, target, port)
+        assert not allows(policies(**settings), OTHER_NODE, NODE, port)
 
 
 def test_what_is_allowed_besides_is_allowed_and_no_more() -> None:

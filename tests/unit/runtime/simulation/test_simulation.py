@@ -96,6 +96,29 @@ def test_training_of_a_dense_model_by_hand():
     assert world.sync_s == pytest.approx(7e9 * 2 / 20e9)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "size", "seconds"),
+    [
+        (2, 8, 7e9 * 2 / 8.25e9),  # the rate of a sync
+        (17, 8, 7e9 * 2 / 8.25e9),  # a chain: as before
+        (17, 4, 16 * 7e9 * 2 / 50e9),  # two engines of a node have the object store, and the sender's link carries a copy for each node
+    ],
+)
+def test_weights_leave_the_sender_once_in_a_chain_and_once_for_each_node_through_the_object_store(nodes: int, size: int, seconds: float):
+    components = [
+        {"name": "trainer", "role": "Trainer", "placement": {"ranks": "0-7"}},
+        {
+            "name": "engine",
+            "role": "Rollout",
+            "placement": {"ranks": f"8-{8 * nodes - 1}"},
+            "engine": {"tensorParallelSize": size},
+        },
+        {"name": "reward", "role": "Reward", "placement": {"workers": 1}},
+    ]
+    world = made(job(nodeGroups=[{"name": "g", "nodes": nodes, "devicesPerNode": 8}], components=components)).world
+    assert world.sync_s + world.sync_hidden_s == pytest.approx(seconds)
+
+
 def test_devices_that_share_sequences_exchange_them_and_move_together():
     spec = check(job(training={"steps": 10, "contextParallelSize": 4}), runnable=False)
     alone = check(job(), runnable=False)

@@ -18,13 +18,24 @@ import pytest
 from rljob_runtime.errors import DeadlineError, WeightSyncError
 from rljob_runtime.weightsync import chain
 from rljob_runtime.weightsync.chain import HELLO_BYTES, Chain
-from rljob_runtime.weightsync.group import blamed
+from rljob_runtime.weightsync.meetings import blamed
 from rljob_runtime.weightsync.transport import TransportSettings
 from rljob_runtime.weightsync.transports.collective import chain_order
 from tests.support.pace import HANG_S
-from tests.support.ports import needs_ipv6
 
 HOST = "127.0.0.1"
+
+
+def hosts() -> list[str]:
+    """Addresses of this machine by which its processes reach each other: a cluster may have either family alone."""
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:  # a container without IPv6
+            return [HOST]
+    return [HOST, "::1"]
+
+
 MEMBERS = ("trainer rank 0", "engine-0", "engine-1", "engine-2")
 LARGE_BYTES = 48 << 20
 """More than the sockets of a connection keep."""
@@ -77,18 +88,9 @@ def pass_on(member: Chain, data: np.ndarray, deadline: float | None = None, look
     member.pass_on(data.data, soon() if deadline is None else deadline, look)
 
 
-@needs_ipv6
-def test_members_with_ipv6_addresses_connect(pool: ThreadPoolExecutor) -> None:
-    made = [Chain("a", MEMBERS[:2], rank, "::1") for rank in range(2)]
-    for done in connect(dict(enumerate(made)), [member.address for member in made], pool):
-        done.result(HANG_S)
-    for member in made:
-        member.abort()
-
-
-@pytest.mark.parametrize("size_bytes", [1, 3 * chain.CHUNK_BYTES + 7])
+@pytest.mark.parametrize(("host", "size_bytes"), [*[(host, 1) for host in hosts()], (HOST, 3 * chain.CHUNK_BYTES + 7)])
 def test_all_receivers_get_the_bits_and_the_sender_sends_them_once(
-    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, size_bytes: int
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, host: str, size_bytes: int
 ) -> None:
     ends: dict[str, socket.socket] = {}
     connected = chain.connected
@@ -98,7 +100,7 @@ def test_all_receivers_get_the_bits_and_the_sender_sends_them_once(
         return ends[wait.name]
 
     monkeypatch.setattr(chain, "connected", kept)
-    made = [Chain("a", MEMBERS, rank, HOST) for rank in range(len(MEMBERS))]
+    made = [Chain("a", MEMBERS, rank, host) for rank in range(len(MEMBERS))]
     for done in connect(dict(enumerate(made)), [member.address for member in made], pool):
         done.result(HANG_S)
     sent = np.random.default_rng(0).integers(0, 256, size_bytes, dtype=np.uint8)
@@ -112,6 +114,26 @@ def test_all_receivers_get_the_bits_and_the_sender_sends_them_once(
         member.abort()
     # The sender has one connection; the sequence number of its SYN counts as a byte.
     assert counted == dict.fromkeys(MEMBERS[1:], 2 * size_bytes + HELLO_BYTES + 1)
+
+
+def test_connections_are_probed_while_a_training_step_leaves_them_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Firewalls forget connections that are idle for minutes, and drop what comes over them without a word."""
+    ends: list[socket.socket] = []
+    connected = chain.connected
+
+    def kept(address: tuple[str, int], wait: Any) -> socket.socket:
+        ends.append(connected(address, wait))
+        return ends[-1]
+
+    monkeypatch.setattr(chain, "connected", kept)
+    pair = [Chain("b", MEMBERS[:2], rank, HOST) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        for done in connect(dict(enumerate(pair)), ["", pair[1].address], pool):
+            done.result(HANG_S)
+    assert ends[0].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert ends[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == chain.KEEP_ALIVE_S
+    for member in pair:
+        member.abort()
 
 
 def acknowledged_bytes(end: socket.socket) -> int:

@@ -31,7 +31,8 @@ from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import WeightManifest
 from rljob_runtime.weightsync.assembly import Part, UpdateAssembly
 from rljob_runtime.weightsync.delta import DeltaEncoder, Images
-from rljob_runtime.weightsync.group import MEMBERSHIPS, Meeting, Meetings, Outbox, device_here
+from rljob_runtime.weightsync.group import MEMBERSHIPS, Meeting, Outbox, device_here
+from rljob_runtime.weightsync.meetings import Meetings
 from rljob_runtime.weightsync.packing import as_byte_tensor
 from rljob_runtime.weightsync.parcel import Parcel, Remote, compare, fingerprint
 from rljob_runtime.weightsync.shares import shared_out

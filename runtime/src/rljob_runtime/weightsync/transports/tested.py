@@ -17,6 +17,8 @@ TEST_VERSION = -1
 TEST_PART = 0
 TEST_S = 60.0
 """Deadline of a test, or a quarter of a sync's: what stands in for it has to have time."""
+MOST_FAILED_TESTS = 2
+"""In a row, after which none is made any more: where a port is blocked, each one keeps an engine that joins waiting."""
 
 
 class TestedTransport(ABC):
@@ -31,16 +33,22 @@ class TestedTransport(ABC):
         self.warning: str | None = None
         self._settings = settings
         self._instead: Transport | None = None
+        self._failed_tests = 0
+        """In a row."""
         self._engines: tuple[int, ...] = ()
         """Both ends are made for."""
 
     async def prepare(self, link: SyncLink) -> None:
         """Make both ends and let the first bucket of every sender through; where that fails, prepare the object store."""
+        if self._instead is not None and self._failed_tests >= MOST_FAILED_TESTS:
+            await self._instead.prepare(link)
+            return
         self.warning, self._instead = None, None
         try:
             await self._retried(link)
-            self._engines = tuple(link.engines)
+            self._engines, self._failed_tests = tuple(link.engines), 0
         except (WeightSyncError, DeadlineError) as error:
+            self._failed_tests += 1
             self.warning = f"weights go through the object store, because {self.title} failed its test: {error}"
             self._instead = ObjectStoreTransport(self._settings)
             await self._instead.prepare(link)
