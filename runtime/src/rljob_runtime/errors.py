@@ -15,7 +15,8 @@
     ├── EngineDiedError                               the same as the engine itself says it, inside its process
     ├── WorkerFailedError                             a worker raised; carries its text
     ├── WeightSyncError                               versions, manifests or probes disagree, or the deadline passed
-    │   └── CorruptedWeightsError                     bytes of a sync are not those that were sent
+    │   ├── CorruptedWeightsError                     bytes of a sync are not those that were sent
+    │   └── WholeNeededError                          an engine got changes of weights that it does not have
     ├── CheckpointError                               unreadable, incomplete or foreign checkpoint; no space
     │   └── SupersededError                           another driver has taken over the checkpoints
     ├── RewardSetupError                              a reward function cannot be imported or called
@@ -176,6 +177,10 @@ class WeightSyncError(RuntimeFault):
 
 class CorruptedWeightsError(WeightSyncError):
     """Raised when bytes of a sync are not those that were sent; sent once more they may be."""
+
+
+class WholeNeededError(WeightSyncError):
+    """Raised when an engine gets changes of weights that it does not have; sent again, all weights travel whole."""
 
 
 class OffloadError(RuntimeFault):

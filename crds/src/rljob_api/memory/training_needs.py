@@ -24,7 +24,7 @@ from rljob_api.memory.model import Kind, Need, Phase, ProcessNeeds
 from rljob_api.memory.process_needs import process_need
 from rljob_api.memory.shape import DecoderShape, ModelShape
 from rljob_api.memory.step_needs import routes, stepping
-from rljob_api.memory.sync_needs import largest_bucket, sync_buffers
+from rljob_api.memory.sync_needs import largest_bucket, sent_weights, sync_buffers
 from rljob_api.memory.units import MIB, ceil_div, show_count
 from rljob_api.v1alpha1.learning import Training
 from rljob_api.v1alpha1.operations import THROUGH_HOST_MEMORY, SyncBackend
@@ -187,7 +187,7 @@ class PolicyNeeds:
         }
         return ProcessNeeds(
             active=frozenset(working),
-            states=(process, weights, optimizer),
+            states=(process, weights, optimizer, *self._sent()),
             starting=(process, weights, self._reading(MASTER_BYTES)),
             working=working,
             host_starting=(self._reading(MASTER_BYTES),),
@@ -488,9 +488,24 @@ class PolicyNeeds:
             largest_bucket(self.spec, self.shape),
             self.data,
             on_device=self.backend not in THROUGH_HOST_MEMORY,
-            senders=1 if self.backend is SyncBackend.IPC else self.senders,  # all pack the same bucket
-            sends=self.first or self.senders > 1 or self.backend is SyncBackend.IPC,
+            senders=self._sharing,
+            sends=self._sends,
+            compares=self.spec.weight_sync.delta is not None,
         )
+
+    def _sent(self) -> tuple[Need, ...]:
+        """What it keeps on its device of earlier weight syncs."""
+        keeps = self.spec.weight_sync.delta is not None and self.backend not in THROUGH_HOST_MEMORY and self._sends
+        return (sent_weights(self.spec, self.shape, self._sharing),) if keeps else ()
+
+    @property
+    def _sharing(self) -> int:
+        """Processes that share all buckets out among them; with IPC all pack the same."""
+        return 1 if self.backend is SyncBackend.IPC else self.senders
+
+    @property
+    def _sends(self) -> bool:
+        return self.first or self.senders > 1 or self.backend is SyncBackend.IPC
 
     @staticmethod
     def _over(size: int) -> str:
