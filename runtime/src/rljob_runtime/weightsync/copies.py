@@ -108,6 +108,11 @@ class Copies:
         self._held: dict[tuple[str, int, int], tuple[int, ByteArray]] = {}
         """By owner, process and bucket: the version, and the bytes."""
 
+    def size_bytes(self, owner: str) -> int:
+        """Of all copies of an engine in this process."""
+        with self._lock:
+            return sum(copy.size for (name, _, _), (_, copy) in self._held.items() if name == owner)
+
     def update(self, kept: Kept, process: int, data: ByteArray) -> None:
         """Bring the copy to the version of what came; errors are those of :meth:`held`."""
         key = kept.owner, process, kept.bucket.index
