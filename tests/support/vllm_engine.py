@@ -30,4 +30,4 @@ def forget_loads(engine: VllmEngine) -> None:
     from rljob_runtime.engine.vllm.patched_updates import PatchedUpdates
 
     assert engine.loop is not None
-    engine.loop._weights._patched = PatchedUpdates(drops_copies=True)
+    engine.loop.weights.patched = PatchedUpdates(drops_copies=True)

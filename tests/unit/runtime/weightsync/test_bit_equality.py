@@ -23,7 +23,7 @@ from rljob_runtime.cluster.inprocess import InProcessWorker
 from rljob_runtime.engine.fake import FakeEngine
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket
-from rljob_runtime.weightsync.copies import COPIES
+from rljob_runtime.weightsync.copies import Copies
 from rljob_runtime.weightsync.packing import pack, plan_buckets, unpack
 from rljob_runtime.weightsync.parcel import Payload, Remote, view
 from rljob_runtime.weightsync.probe import ProbeLimits
@@ -296,9 +296,9 @@ async def test_changes_between_devices_after_a_failed_sync_and_with_a_new_engine
         assert job.warnings == []
         job.weights.step(0.05)
         with monkeypatch.context() as patch:
-            patch.setattr(COPIES, "_held", {key: copy for key, copy in COPIES._held.items() if key[2] != 1})
+            patch.setattr("rljob_runtime.weightsync.copies.COPIES", Copies())
             assert await job.publish(11) == whole
-        assert "needs its copy of bucket 1 of weights v10, and has none; send it whole" in job.warnings[0]
+        assert "needs its copy of bucket 0 of weights v10, and has none; send it whole" in job.warnings[0]
         assert len(job.warnings) == 1
     finally:
         job.stop()

@@ -40,7 +40,7 @@ class WeightUpdates:
             then: what every worker does at the end of an update.
             drops_copies: see :class:`~rljob_runtime.engine.vllm.patched_updates.PatchedUpdates`.
         """
-        self._patched = PatchedUpdates(drops_copies=drops_copies)
+        self.patched = PatchedUpdates(drops_copies=drops_copies)
         self._writes = False
         """Whether the open update is written into the parameters, not loaded."""
         self._records = False
@@ -83,42 +83,42 @@ class WeightUpdates:
                 if self._open is not None and not self._writes:  # nobody sends the rest; vLLM begins none before it has ended this one
                     self._rpc("finish_weight_update", (), self._open.version, deadline)
                 self._open, self._opened_s, self._loaded = incoming, time.perf_counter(), 0
-                self._writes = self.undefined is None and self._patched.writes(incoming)
-                self._records = not self._writes and self._patched.records(incoming)
-                self._proves = not self._writes and self._patched.proves(incoming)
+                self._writes = self.undefined is None and self.patched.writes(incoming)
+                self._records = not self._writes and self.patched.records(incoming)
+                self._proves = not self._writes and self.patched.proves(incoming)
                 self.undefined = f"the update to version {incoming.version} broke off"
                 if not self._writes:
-                    self._patched.broke_off()
+                    self.patched.broke_off()
                     start = start_recorded if self._records else start_proven if self._proves else start_update
                     self._rpc(start, (), incoming.version, deadline)
             for bucket, payload in incoming.receive(deadline):
                 self._loaded += 1
                 if self._writes:
-                    self._patched.write(bucket, payload, incoming.version, self._calling(incoming, deadline))
+                    self.patched.write(bucket, payload, incoming.version, self._calling(incoming, deadline))
                     continue
-                whole, last = self._patched.whole_of(bucket, payload), self._loaded == len(incoming.manifest.buckets)
+                whole, last = self.patched.whole_of(bucket, payload), self._loaded == len(incoming.manifest.buckets)
                 self._rpc("update_weights", ({"bucket": bucket, "payload": whole, "last": last},), incoming.version, deadline)
-                self._patched.loaded(bucket.index, incoming.version)
+                self.patched.loaded(bucket.index, incoming.version)
         except BaseException:
             self._open = None
-            self._patched.broke_off()
+            self.patched.broke_off()
             raise
 
     def finish(self, incoming: IncomingUpdate, deadline: float) -> None:
         """Put what was loaded in place; errors are those of :meth:`load`."""
         try:
             if self._writes:
-                self._patched.finish(incoming, self._calling(incoming, deadline))
+                self.patched.finish(incoming, self._calling(incoming, deadline))
             else:
                 self._rpc("finish_weight_update", (), incoming.version, deadline)
                 if self._records:
-                    self._patched.recorded(self._ask(plan_of, (), plan_of.__name__, incoming.version, deadline))
+                    self.patched.recorded(self._ask(plan_of, (), plan_of.__name__, incoming.version, deadline))
                 if self._proves:
-                    self._patched.compare(self._calling(incoming, deadline))
+                    self.patched.compare(self._calling(incoming, deadline))
             if self._then is not None:
                 self._rpc(self._then, (), incoming.version, deadline)
         except BaseException:
-            self._patched.broke_off()
+            self.patched.broke_off()
             raise
         finally:
             self._open = None
