@@ -18,6 +18,7 @@ from bench.gpu_check.scale import Scale
 from rljob_runtime.cluster.inprocess import InProcessWorker
 from rljob_runtime.errors import RuntimeFault
 from rljob_runtime.records import WeightManifest
+from rljob_runtime.weightsync.device_delta import WHOLE_FIRST
 from rljob_runtime.weightsync.packing import plan_buckets
 from rljob_runtime.weightsync.probe import ProbeLimits
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
@@ -39,12 +40,15 @@ class Way:
     receiver: int = 0
     """Device of the engine, where there are two."""
     delta: bool = False
+    versions: int = 2
 
 
 WAYS = (
     Way(title="NCCL", make=NcclTransport, receiver=1),
     Way(title="IPC", make=IpcTransport),
     Way(title="shared memory", make=SharedMemoryTransport),
+    Way(title="NCCL, changes alone", make=NcclTransport, receiver=1, delta=True, versions=WHOLE_FIRST + 1),
+    Way(title="IPC, changes alone", make=IpcTransport, delta=True, versions=WHOLE_FIRST + 1),
     Way(title="shared memory, changes alone", make=SharedMemoryTransport, delta=True),
     Way(title="TCP, changes alone", make=TcpTransport, delta=True),
 )
@@ -121,7 +125,7 @@ def _way(way: Way, trainer: Any, engine: Any, manifest: WeightManifest, scale: S
 
 
 async def _published(way: Way, trainer: Any, engine: Any, manifest: WeightManifest, wait_s: float) -> dict[str, Any]:
-    """Two versions through the publisher of a job; what the second took, and how many parameters of either differ."""
+    """Versions through the publisher of a job; what the last one took, and how many parameters of all of them differ."""
     workers = InProcessWorker("trainer", trainer), InProcessWorker("engine", engine)
     warnings: list[str] = []
     settings = TransportSettings(
@@ -138,7 +142,7 @@ async def _published(way: Way, trainer: Any, engine: Any, manifest: WeightManife
     )
     differing = 0
     try:
-        for version in (1, 2):
+        for version in range(1, way.versions + 1):
             await workers[0].call("step", timeout_s=2 * wait_s)  # the first compiles attention
             report = await publisher.publish(version)
             measured = await publisher.measured(report)

@@ -12,8 +12,11 @@ import torch
 
 from bench.gpu_check import ranks
 from rljob_runtime.engine.fake import FakeEngine
+from rljob_runtime.records import Bucket
+from rljob_runtime.weightsync.copies import Kept
 from rljob_runtime.weightsync.packing import as_byte_tensor, unpack
 from rljob_runtime.weightsync.parcel import Payload, Remote, checksum, view
+from rljob_runtime.weightsync.patching import Places, Region, write_changes
 from rljob_runtime.weightsync.transport import IncomingUpdate, make_end
 
 
@@ -77,8 +80,24 @@ class Receiver(FakeEngine):
     def _bytes_of(self, payload: Payload) -> torch.Tensor:
         return payload.fetch(0, self._device) if isinstance(payload, Remote) else as_byte_tensor(view(payload))
 
+    def _places(self, bucket: Bucket) -> Places:
+        """Each tensor as a parameter of its own."""
+        found = {}
+        for slot in bucket.slots:
+            tensor = self._held[slot.name]
+            region = Region.of(tensor.shape, 0, tensor.stride(), 0, tensor.stride())
+            assert region is not None
+            found[slot.name] = [(tensor, region)]
+        return found
+
     def _load(self, incoming: IncomingUpdate, deadline: float) -> None:
+        """Of buckets that come to a device every other one is written as by workers of vLLM; the others are loaded from their copies."""
         for bucket, payload in incoming.receive(deadline):
+            if isinstance(payload, Kept) and bucket.index % 2 == 0:
+                if payload.base is not None:
+                    write_changes(self._places(bucket), bucket, self._bytes_of(payload.arriving))
+                    continue
+                payload = payload.arriving
             data = self._bytes_of(payload).to(self._device)
             for name, tensor in unpack(bucket, data):
                 if name in self._held:

@@ -5,28 +5,37 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from rljob_runtime.engine.vllm.engine import VllmEngine
+from rljob_runtime.errors import WholeNeededError
 from tests.support.engine_bits import multiplied_bits
 from tests.support.engine_contract import config_for, new_model, save, weights
-from tests.support.sparse_updates import SparseUpdates, push_whole
-from tests.support.vllm_engine import running
+from tests.support.sparse_updates import FetchedUpdates, SparseUpdates, push_whole
+from tests.support.vllm_engine import forget_loads, running
 
 NORMS = "model.layers.0.input_layernorm.weight", "model.norm.weight"
 
 
-@pytest.fixture
-def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmEngine]:
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
     """Without packed copies of weights."""
-    monkeypatch.setattr("vllm._custom_ops._supports_onednn", False)
-    monkeypatch.setattr("vllm.model_executor.layers.utils.check_cpu_sgl_kernel", lambda *shape: False)
-    with running(config_for(save(new_model(tied=True, seed=0), tmp_path))) as engine:
-        yield engine
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vllm._custom_ops._supports_onednn", False)
+        patch.setattr("vllm.model_executor.layers.utils.check_cpu_sgl_kernel", lambda *shape: False)
+        with running(config_for(save(new_model(tied=True, seed=0), tmp_path_factory.mktemp("model")))) as engine:
+            yield engine
+
+
+@pytest.fixture
+def engine(started: VllmEngine) -> VllmEngine:
+    """With the weights of its folder, and no record of how they are loaded."""
+    push_whole(started, start())
+    forget_loads(started)
+    return started
 
 
 def start() -> dict[str, torch.Tensor]:
@@ -40,51 +49,62 @@ def exchange(worker: Any) -> None:
     receiver.plan = replace(receiver.plan, places={**places, one: places[other], other: places[one]})
 
 
-def test_changes_are_written_and_nothing_is_loaded(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("updates", [SparseUpdates, FetchedUpdates])
+def test_changes_are_written_and_nothing_is_loaded(
+    updates: type[SparseUpdates | FetchedUpdates], engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fused projections and the tied head among them; the parameters end up as the only copy."""
     from rljob_runtime.engine.vllm.weight_receiver import BucketReceiver
 
-    sparse, now, other = SparseUpdates(engine), start(), weights(new_model(tied=True, seed=3))
+    sparse, now, other, version = updates(engine), start(), weights(new_model(tied=True, seed=3)), engine.version()
     before = multiplied_bits(engine)
-    sparse.push(now, 1)
+    sparse.push(now, version + 1)
     assert multiplied_bits(engine) == before
-    assert sparse.copied_bytes() > 0
+    assert (sparse.copied_bytes() > 0) == (updates is SparseUpdates)
     whole = next(name for name in now if "layers.0" in name and "down_proj" in name)
     now[NORMS[0]].view(-1)[::3] *= -1.0
-    sparse.push(now, 2)  # written, and compared with a load
+    sparse.push(now, version + 2)  # written, and compared with a load; or loaded, and compared with what would be written
     assert sparse.copied_bytes() == 0
     with monkeypatch.context() as patch:
         patch.setattr(BucketReceiver, "start_weight_update", None)
-        for version in (3, 4):
+        for step in (3, 4):
             for name, tensor in now.items():
-                tensor.view(-1)[version::50] = other[name].view(-1)[version::50]
-            assert all(sparse.push(now, version))
+                tensor.view(-1)[step::50] = other[name].view(-1)[step::50]
+            assert all(sparse.push(now, version + step))
         now[whole] = other[whole]  # its bucket travels whole
-        assert set(sparse.push(now, 5)) == {True, False}
+        assert set(sparse.push(now, version + 5)) == {True, False}
         now[NORMS[1]].view(-1)[::3] *= -1.0
-        sparse.push(now, 6)
+        sparse.push(now, version + 6)
+    assert sparse.copied_bytes() == 0
     after = multiplied_bits(engine)
     assert after != before
     push_whole(engine, now)
     assert multiplied_bits(engine) == after
 
 
-def test_a_wrong_record_is_found_by_the_first_sparse_update_and_leaves_the_right_bits(
-    engine: VllmEngine, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("updates", [SparseUpdates, FetchedUpdates])
+def test_a_wrong_record_is_found_by_the_second_update_and_leaves_the_right_bits(
+    updates: type[SparseUpdates | FetchedUpdates], engine: VllmEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two norms of equal numbers whose places are exchanged: what the load leaves does not show it."""
-    sparse, now = SparseUpdates(engine), start()
-    sparse.push(now, 1)
+    sparse, now, version = updates(engine), start(), engine.version()
+    sparse.push(now, version + 1)
     assert engine.loop is not None
     engine.loop.core.collective_rpc(exchange)
     one, other = NORMS
     now[one].view(-1)[::5] *= 2.0
     with caplog.at_level(logging.ERROR, "rljob_runtime"):
-        sparse.push(now, 2)
+        sparse.push(now, version + 2)
     assert "left other bits than a load of the weights does in" in caplog.text
     after = multiplied_bits(engine)
     now[other].view(-1)[::5] *= 3.0
-    sparse.push(now, 3)  # loaded from the copy
+    if updates is FetchedUpdates:  # workers have no copies yet: all is sent again
+        with pytest.raises(WholeNeededError, match="send it whole"):
+            sparse.push(now, version + 3)
+        sparse = updates(engine)
+        assert [any(sparse.push(now, version + 3)) for _ in range(2)] == [False, False]
+        now[other].view(-1)[::5] *= 0.5
+    sparse.push(now, version + 4)  # loaded from the copy
     assert sparse.copied_bytes() > 0
     loaded = multiplied_bits(engine)
     push_whole(engine, now)

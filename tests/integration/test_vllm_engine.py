@@ -50,8 +50,8 @@ from tests.support.engine_contract import (
     weights,
 )
 from tests.support.records import collected, tokens
-from tests.support.sparse_updates import PACKED_RECEIVER, SparseUpdates, push_whole
-from tests.support.vllm_engine import running
+from tests.support.sparse_updates import PACKED_RECEIVER, FetchedUpdates, SparseUpdates, push_whole
+from tests.support.vllm_engine import forget_loads, running
 
 
 def started(path: str, **settings: object) -> Iterator[VllmEngine]:
@@ -158,14 +158,20 @@ def test_after_an_update_every_layer_multiplies_with_the_bits_that_a_start_gives
     assert multiplied_bits(engine) == [as_read]
 
 
-def test_sparse_and_whole_buckets_of_one_update_leave_the_same_bits(tied: VllmEngine) -> None:
-    first, sparse = weights(new_model(tied=True, seed=0)), SparseUpdates(tied)
+@pytest.mark.parametrize("updates", [SparseUpdates, FetchedUpdates])
+def test_sparse_and_whole_buckets_of_one_update_leave_the_same_bits(
+    updates: type[SparseUpdates | FetchedUpdates], tied: VllmEngine
+) -> None:
+    """Its kernels have packed copies, so that what changed is loaded from copies."""
+    forget_loads(tied)
+    first, sparse = weights(new_model(tied=True, seed=0)), updates(tied)
     changed = {name: tensor.clone() for name, tensor in first.items()}
     whole = next(name for name in changed if "layers.0" in name and "down_proj" in name)
     changed[whole] += 1.0
     for name, tensor in changed.items():
         tensor.view(-1)[::50] *= 1.5 if name != whole else 1.0
-    assert not any(sparse.push(first, tied.version() + 1))
+    for _ in range(1 if updates is SparseUpdates else 2):
+        assert not any(sparse.push(first, tied.version() + 1))
     assert multiplied_bits(tied) == AS_READ[tied]
     kinds = sparse.push(changed, tied.version() + 1)
     assert set(kinds) == {True, False}, "the test is of a mixed update"
@@ -173,8 +179,9 @@ def test_sparse_and_whole_buckets_of_one_update_leave_the_same_bits(tied: VllmEn
     assert after != AS_READ[tied]
     push_whole(tied, changed)
     assert multiplied_bits(tied) == after
-    sparse = SparseUpdates(tied)
-    sparse.push(changed, tied.version() + 1)
+    sparse = updates(tied)
+    for _ in range(1 if updates is SparseUpdates else 2):
+        sparse.push(changed, tied.version() + 1)
     assert set(sparse.push(first, tied.version() + 1)) == {True, False}
     assert multiplied_bits(tied) == AS_READ[tied]
     tied.prepare_receiver(PACKED_RECEIVER, {})

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from rljob_runtime.cluster.inprocess import InProcessWorker
 from rljob_runtime.engine.fake import FakeEngine
-from rljob_runtime.errors import CorruptedWeightsError, WeightSyncError
+from rljob_runtime.errors import CorruptedWeightsError, WeightSyncError, WholeNeededError
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.delta import DeltaEncoder, Images
-from rljob_runtime.weightsync.packing import pack, plan_buckets, unpack
+from rljob_runtime.weightsync.device_delta import WHOLE_FIRST, DeviceDeltaEncoder
+from rljob_runtime.weightsync.packing import as_byte_tensor, pack, plan_buckets, unpack
 from rljob_runtime.weightsync.parcel import sealed
 from rljob_runtime.weightsync.transport import ByteArray, SyncLink, TransportSettings, make_end
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
@@ -168,6 +169,36 @@ def test_what_changed_travels_as_indexes_and_numbers(dtype: torch.dtype, number:
     assert encoded(0.9, 1.0, dtype) == (whole, None, whole)  # smaller than what changed with its indexes
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    changed=st.lists(st.sampled_from([0.0, 0.02, 0.3, 1.0]), min_size=WHOLE_FIRST, max_size=6),
+    seed=st.integers(0, 2**16),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32]),
+    bucket_bytes=st.sampled_from([64, 200, 5000]),
+    dense_above=st.sampled_from([0.0, 0.25, 1.0]),
+    piece=st.sampled_from([1, 50, 1 << 22]),
+)
+def test_what_changed_is_the_same_on_a_device(
+    changed: list[float], seed: int, dtype: torch.dtype, bucket_bytes: int, dense_above: float, piece: int
+) -> None:
+    """Bytes, what they change, and which buckets are whole; but for the second version, which is always whole there."""
+    trainer = Trainer(seed, dtype)
+    host, device = DeltaEncoder(dense_above), DeviceDeltaEncoder(dense_above, torch.device("cpu"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rljob_runtime.weightsync.device_delta.PIECE_NUMBERS", piece)
+        for version, part in enumerate(changed):
+            trainer.step(part)
+            for bucket in plan_buckets(trainer.specs, bucket_bytes).buckets:
+                room, own = host.room(bucket), device.room(bucket)
+                trainer.pack_buckets({0: bucket}, room)
+                own.copy_(as_byte_tensor(room))
+                expected, base = host.encode(version, bucket, room)
+                found, device_base = device.encode(version, bucket, own)
+                if version < WHOLE_FIRST:
+                    expected, base = trainer.pack_buckets({0: bucket}), None
+                assert (device_base, found.numpy().tobytes()) == (base, expected.tobytes())
+
+
 def test_an_engine_refuses_changes_of_weights_that_it_does_not_have() -> None:
     trainer = Trainer(1, torch.bfloat16)
     manifest = plan_buckets(trainer.specs, 10_000)
@@ -176,7 +207,7 @@ def test_an_engine_refuses_changes_of_weights_that_it_does_not_have() -> None:
     first = sealed(1, *encoder.encode(1, bucket, trainer.pack_buckets({0: bucket}))[:1])
     data, base = encoder.encode(2, bucket, trainer.pack_buckets({0: bucket}))
     second = sealed(2, data, base=base)
-    with pytest.raises(WeightSyncError, match="changes from weights v1 to v2, and this engine has none of it; send it whole"):
+    with pytest.raises(WholeNeededError, match="changes from weights v1 to v2, and this engine has none of it; send it whole"):
         images.apply(bucket, second)
     images.apply(bucket, first)
     images.apply(bucket, second)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_runtime.weightsync.delta import DeltaEncoder
-from rljob_runtime.weightsync.packing import pack, plan_buckets
-from rljob_runtime.weightsync.patching import INTEGERS, Region, different, write_changes, write_whole
+from rljob_runtime.weightsync.packing import as_byte_tensor, pack, plan_buckets
+from rljob_runtime.weightsync.patching import INTEGERS, Region, different, write_changes, write_on_device, write_whole
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 CUTS = st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(0, 3))
 """Of a dimension: numbers before, in, and behind the region."""
 
@@ -42,7 +43,7 @@ def test_changes_leave_the_bits_of_whole_copies(
     manifest = plan_buckets([(name, dtype, shape) for name, dtype, shape, _, _ in cut], bucket_bytes)
     now = {name: torch.randn(shape, generator=random).to(DTYPES[dtype]) for name, dtype, shape, _, _ in cut}
     # Each parameter has a margin, rows of another part before, and the dimensions of its tensor in another order.
-    parameters, views, places = {}, {}, {}
+    parameters, views, places, device_places = {}, {}, {}, {}
     for name, dtype, _, spans, order in cut:
         part = now[name]
         for dim, (start, length) in enumerate(spans):
@@ -56,6 +57,7 @@ def test_changes_leave_the_bits_of_whole_copies(
         assert region is not None
         assert region.numel == part.numel()
         places[name] = [(parameters[name], region)]
+        device_places[name] = [(margin.clone()[1:], region)]
     encoders = {bucket.index: DeltaEncoder(1.0) for bucket in manifest.buckets}
     for version in range(3):
         for bucket in manifest.buckets:
@@ -66,9 +68,15 @@ def test_changes_leave_the_bits_of_whole_copies(
             pack(bucket, now, whole)
             if base is None:
                 write_whole(places, bucket, torch.from_numpy(data.copy()))
+                write_whole(device_places, bucket, torch.from_numpy(data.copy()))
             else:
                 write_changes(places, bucket, data)
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr("rljob_runtime.weightsync.patching.WRITTEN", 3)
+                    write_on_device(device_places, bucket, as_byte_tensor(data))
             assert different(places, bucket, torch.from_numpy(whole)) == []
+            for slot in bucket.slots:
+                assert torch.equal(bits(device_places[slot.name][0][0]), bits(parameters[slot.name]))
         for name, _, _, spans, order in cut:
             part = now[name]
             for dim, (start, length) in enumerate(spans):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import torch
@@ -10,9 +11,11 @@ import torch
 from rljob_runtime.engine.protocol import Engine
 from rljob_runtime.records import WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
-from rljob_runtime.weightsync.delta import DeltaEncoder
+from rljob_runtime.weightsync.copies import COPIES
+from rljob_runtime.weightsync.delta import DeltaEncoder, Images
+from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
 from rljob_runtime.weightsync.packing import ByteArray, pack
-from rljob_runtime.weightsync.parcel import sealed
+from rljob_runtime.weightsync.parcel import Parcel, Remote, fingerprint, sealed
 from rljob_runtime.weightsync.transport import Shapes
 from rljob_runtime.weightsync.transports.object_store import PackedReceiver
 from tests.support.engine_contract import TIMEOUT_S, manifest_of, packed
@@ -59,6 +62,71 @@ class SparseUpdates:
         images = WatchedReceiver.begun[0].images
         assert images is not None
         return images.size_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lent(Remote):
+    """The sender's own memory, which it fills with something else once a bucket is loaded."""
+
+    data: torch.Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """How many."""
+        return self.data.numel()
+
+    @property
+    def lent(self) -> bool:
+        """As of IPC."""
+        return True
+
+    def fetch(self, process: int, device: torch.device) -> torch.Tensor:
+        """Themselves."""
+        assert (process, device.type) == (0, "cpu")
+        return self.data
+
+
+class FetchingReceiver:
+    """The end of an engine whose processes fetch buckets by themselves."""
+
+    tests = ()
+
+    def __init__(self, *, owner: str) -> None:
+        self._images = Images(owner)
+
+    def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
+        """As an engine's end does."""
+        return UpdateAssembly(manifest, version, expected, streams=True, images=self._images)
+
+
+class FetchedUpdates:
+    """The same of buckets that each process of an engine fetches, as between devices; the first two are whole."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._owner = f"engine {id(engine)}"
+        engine.prepare_receiver(f"{__name__}:{FetchingReceiver.__name__}", {"owner": self._owner})
+        self._engine = engine
+        self._encoder = DeviceDeltaEncoder(0.4, torch.device("cpu"))
+
+    def push(self, tensors: Mapping[str, torch.Tensor], version: int) -> list[bool]:
+        """Which buckets were sparse."""
+        manifest, sparse = manifest_of(dict(tensors), BUCKET_BYTES), []
+        self._engine.begin_update(manifest, version)
+        for bucket in manifest.buckets:
+            room = self._encoder.room(bucket)
+            pack(bucket, tensors, room)
+            data, base = self._encoder.encode(version, bucket, room)
+            sent = Lent(data=data.clone())
+            parcel = Parcel(version=version, checksum=fingerprint(data), payload=sent, base=base)
+            self._engine.load_bucket(bucket.index, cast(ByteArray, parcel))
+            sent.data.fill_(0xFF)
+            sparse.append(base is not None)
+        assert self._engine.finish_update(TIMEOUT_S) == version
+        return sparse
+
+    def copied_bytes(self) -> int:
+        """What the engine's processes keep beside its parameters; of an engine in this process."""
+        return COPIES.size_bytes(self._owner)
 
 
 def push_whole(engine: Engine, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -23,3 +23,11 @@ def running(config: EngineConfig) -> Iterator[VllmEngine]:
         engine = VllmEngine(config)
         yield engine
         engine.shutdown()
+
+
+def forget_loads(engine: VllmEngine) -> None:
+    """As before its first update: how weights are loaded is to be recorded, and nothing is written."""
+    from rljob_runtime.engine.vllm.patched_updates import PatchedUpdates
+
+    assert engine.loop is not None
+    engine.loop.weights.patched = PatchedUpdates(drops_copies=True)

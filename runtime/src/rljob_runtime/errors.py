@@ -16,7 +16,8 @@
     ├── WorkerFailedError                             a worker raised; carries its text
     ├── WeightSyncError                               versions, manifests or probes disagree, or the deadline passed
     │   ├── CorruptedWeightsError                     bytes of a sync are not those that were sent
-    │   └── SyncBrokenError                           a connection between trainer and engines broke, or does not answer
+    │   ├── SyncBrokenError                           a connection between trainer and engines broke, or does not answer
+    │   └── WholeNeededError                          an engine got changes of weights that it does not have
     ├── CheckpointError                               unreadable, incomplete or foreign checkpoint; no space
     │   └── SupersededError                           another driver has taken over the checkpoints
     ├── RewardSetupError                              a reward function cannot be imported or called
@@ -181,6 +182,10 @@ class CorruptedWeightsError(WeightSyncError):
 
 class SyncBrokenError(WeightSyncError):
     """Raised when a connection between trainer and engines broke or does not answer; over others the sync may work."""
+
+
+class WholeNeededError(WeightSyncError):
+    """Raised when an engine gets changes of weights that it does not have; sent again, all weights travel whole."""
 
 
 class OffloadError(RuntimeFault):

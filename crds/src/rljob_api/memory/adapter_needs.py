@@ -45,7 +45,7 @@ class AdapterNeeds(PolicyNeeds):
         }
         return ProcessNeeds(
             active=frozenset(working),
-            states=(process, weights, adapters, optimizer),
+            states=(process, weights, adapters, optimizer, *self._sync.kept()),
             starting=(process, weights, self._reading(size)),
             working=working,
             host_starting=(self._reading(size),),

@@ -2,34 +2,72 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rljob_api.dtypes import DTYPE_BYTES, sync_dtype
 from rljob_api.memory.adapters import sent_parameters
 from rljob_api.memory.model import Kind, Need
 from rljob_api.memory.shape import ModelShape
 from rljob_api.memory.units import ceil_div, show_bytes, show_count
-from rljob_api.v1alpha1.operations import SyncBackend
+from rljob_api.v1alpha1.operations import THROUGH_HOST_MEMORY, SyncBackend
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 
-def sync_buffers(bucket: int, shards: int, *, on_device: bool, senders: int, sends: bool) -> tuple[Need, ...]:
-    """Buckets on their way; a larger tensor than a bucket travels alone.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncNeeds:
+    """Of one process of the trainer."""
 
-    Args:
-        bucket: bytes of the largest.
-        shards: processes that share out each tensor.
-        on_device: whether they do not go through host memory; then one travels, or is read, while the next is packed.
-        senders: processes that send buckets of their own at the same time.
-        sends: whether this one is among them.
-    """
-    whole = 2 if on_device else 1
-    if shards == 1:
-        size, count = whole * bucket, "2 buckets" if on_device else "1 bucket"
-    else:  # own shards of every sender's bucket three times: cast, in one piece, padded; on a sender everybody's of its own as well
-        size, count = 3 * senders * ceil_div(bucket, shards), f"{3 * senders} / {shards} buckets"
-        if sends:
-            size, count = size + (2 * whole - 1) * bucket, f"{2 * whole - 1} + {count}"
-    formula, remedy = f"{count} of {show_bytes(bucket)}", "a smaller weightSync.bucketBytes"
-    return (Need(kind=Kind.WORKSPACE, name="weight buckets", formula=formula, num_bytes=size, remedy=remedy),)
+    spec: RLJobSpec
+    shape: ModelShape
+    backend: SyncBackend
+    shards: int
+    """Processes that share out each tensor."""
+    senders: int
+    """Processes that send buckets of their own at the same time."""
+    first: bool
+    """Whether it is rank 0."""
+
+    def kept(self) -> tuple[Need, ...]:
+        """On its device from the first sync on: what it sent last (``rljob_runtime.weightsync.device_delta``)."""
+        if not self._compares:
+            return ()
+        parameters, number, parts = sent_parameters(self.spec, self.shape), DTYPE_BYTES[sync_dtype(self.spec)], self._parts
+        formula = f"{show_count(parameters)} x {number} B{'' if parts == 1 else f' / {parts}'}"
+        size = ceil_div(parameters * number, parts)
+        return (Need(kind=Kind.PROCESS, name="weights as last sent", formula=formula, num_bytes=size, remedy="no weightSync.delta"),)
+
+    def buffers(self) -> tuple[Need, ...]:
+        """Buckets on their way; a larger tensor travels alone. Between devices one travels, or is read, while the next is packed."""
+        bucket, whole = largest_bucket(self.spec, self.shape), 2 if self._on_device else 1
+        if self.shards == 1:
+            size, count = whole * bucket, "2 buckets" if self._on_device else "1 bucket"
+        else:  # own shards of every sender's bucket three times: cast, in one piece, padded; on a sender everybody's of its own as well
+            size, count = 3 * self._parts * ceil_div(bucket, self.shards), f"{3 * self._parts} / {self.shards} buckets"
+            if self._sends:
+                size, count = size + (2 * whole - 1) * bucket, f"{2 * whole - 1} + {count}"
+        if self._compares:  # beside the bucket that is compared, its changes are collected and put together
+            size, count = size + 2 * bucket, f"2 + {count}"
+        formula, remedy = f"{count} of {show_bytes(bucket)}", "a smaller weightSync.bucketBytes"
+        return (Need(kind=Kind.WORKSPACE, name="weight buckets", formula=formula, num_bytes=size, remedy=remedy),)
+
+    @property
+    def _on_device(self) -> bool:
+        """Whether buckets do not go through host memory."""
+        return self.backend not in THROUGH_HOST_MEMORY
+
+    @property
+    def _parts(self) -> int:
+        """Processes that share all buckets out among them; with IPC all pack the same."""
+        return 1 if self.backend is SyncBackend.IPC else self.senders
+
+    @property
+    def _sends(self) -> bool:
+        return self.first or self.senders > 1 or self.backend is SyncBackend.IPC
+
+    @property
+    def _compares(self) -> bool:
+        """Whether it finds what changed, on its device."""
+        return self.spec.weight_sync.delta is not None and self._on_device and self._sends
 
 
 def largest_bucket(spec: RLJobSpec, shape: ModelShape) -> int:

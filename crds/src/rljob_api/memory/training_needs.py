@@ -24,10 +24,10 @@ from rljob_api.memory.model import Kind, Need, Phase, ProcessNeeds
 from rljob_api.memory.process_needs import process_need
 from rljob_api.memory.shape import DecoderShape, ModelShape
 from rljob_api.memory.step_needs import routes, stepping
-from rljob_api.memory.sync_needs import largest_bucket, sync_buffers
+from rljob_api.memory.sync_needs import SyncNeeds
 from rljob_api.memory.units import MIB, ceil_div, show_count
 from rljob_api.v1alpha1.learning import Training
-from rljob_api.v1alpha1.operations import THROUGH_HOST_MEMORY, SyncBackend
+from rljob_api.v1alpha1.operations import SyncBackend
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 MASTER_BYTES = 4
@@ -187,7 +187,7 @@ class PolicyNeeds:
         }
         return ProcessNeeds(
             active=frozenset(working),
-            states=(process, weights, optimizer),
+            states=(process, weights, optimizer, *self._sync.kept()),
             starting=(process, weights, self._reading(MASTER_BYTES)),
             working=working,
             host_starting=(self._reading(MASTER_BYTES),),
@@ -481,16 +481,11 @@ class PolicyNeeds:
 
     def _sending(self) -> Mapping[Phase, tuple[Need, ...]]:
         """What a weight sync takes."""
-        return {Phase.WEIGHT_SYNC: self._sync_buffers()}
+        return {Phase.WEIGHT_SYNC: self._sync.buffers()}
 
-    def _sync_buffers(self) -> tuple[Need, ...]:
-        return sync_buffers(
-            largest_bucket(self.spec, self.shape),
-            self.data,
-            on_device=self.backend not in THROUGH_HOST_MEMORY,
-            senders=1 if self.backend is SyncBackend.IPC else self.senders,  # all pack the same bucket
-            sends=self.first or self.senders > 1 or self.backend is SyncBackend.IPC,
-        )
+    @property
+    def _sync(self) -> SyncNeeds:
+        return SyncNeeds(spec=self.spec, shape=self.shape, backend=self.backend, shards=self.data, senders=self.senders, first=self.first)
 
     @staticmethod
     def _over(size: int) -> str:

@@ -69,9 +69,6 @@ def _between_devices(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
     if whole := loads_whole_updates(spec):
         problem = f"hands every bucket to the processes of an engine, and {whole}'s engine, SGLang, takes a whole update"
         yield field_error(path, backend.value, problem, "write Auto, TCP or ObjectStore")
-    if spec.weight_sync.delta is not None:
-        problem = "moves weights between devices, and what spec.weightSync.delta sends is put together in host memory"
-        yield field_error(path, backend.value, problem, "remove weightSync.delta, or write TCP or ObjectStore")
     if serves_adapters(spec):
         problem = "moves weights between devices, and engines take the adapters that they serve from host memory"
         yield field_error(path, backend.value, problem, "write Auto, TCP or ObjectStore, or weightSync.adapters: Merged")

@@ -132,8 +132,8 @@ class Probe(SpecModel):
 class Delta(SpecModel):
     """Syncs that send only the values that differ bitwise from the previous sync, in the engine's dtype.
 
-    For this, every sender keeps a copy of its part of the weights in host memory, and every engine a full copy. A new engine gets all
-    weights.
+    For this, every sender keeps a copy of its part of the weights: in host memory, and with NCCL and IPC on its device (with IPC every rank
+    keeps all weights). Engines keep copies in host memory of what they cannot write into their parameters. A new engine gets all weights.
     """
 
     dense_above: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
@@ -149,7 +149,8 @@ class WeightSync(SpecModel):
     """Trainer ranks that the buckets are divided among. More senders spread the network load over nodes; between two nodes with a trainer
     rank and an engine each, they were slower than one (measured)."""
     delta: Delta | None = None
-    """Send only what changed; by default all weights are sent. Useful between nodes, not within a node."""
+    """Send only what changed; by default all weights are sent. Useful between nodes, not within a node through host memory. With Auto, IPC
+    is not selected; request it by name."""
     adapters: AdapterSync = AdapterSync.MERGED
     """What engines get if model.lora is set. Served sends a few percent of the bytes but slows generation down, on CPU devices by a large
     factor; needs vLLM without pipeline stages and a rank of at most 512."""

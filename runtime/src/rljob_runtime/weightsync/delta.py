@@ -1,11 +1,12 @@
-"""Sparse syncs: of a bucket only the numbers that differ, bit by bit, from what was sent last.
+"""Sparse syncs: of a bucket only the numbers that differ, bit by bit, from what was sent last; of buckets in host memory.
 
 ::
 
     sender   packed bucket ──DeltaEncoder──> indexes and new values, or the bucket ──> engine ──Images──> the same, and the packed bucket
 
 A sender keeps what it sent, engines keep what they got: a copy of the weights in host memory each. An engine that writes what changed into
-its parameters (``patching``) drops its copy of buckets for which it needs none. Numbers are compared as they travel, in
+its parameters (``patching``) drops its copy of buckets for which it needs none. Buckets that travel between devices are compared there
+(``device_delta``), and copies are kept by the processes that fetch them (``copies``). Numbers are compared as they travel, in
 the engine's dtype, where a step of a small learning rate leaves most of bfloat16's bits as they are. A sparse bucket names the version
 that it changes. An engine that has another one, or none, refuses it; the publisher makes both ends again when an engine comes in or a
 sync failed, so that everything is sent whole then.
@@ -16,21 +17,21 @@ bucket's size costs more in page faults than reading it twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rljob_runtime.errors import WeightSyncError
+from rljob_runtime.errors import WholeNeededError
 from rljob_runtime.records import Bucket
-from rljob_runtime.weightsync.packing import DTYPE_BYTES, clear_gaps
-from rljob_runtime.weightsync.parcel import Held, Parcel, view
+from rljob_runtime.weightsync.changes import UNSIGNED, index_type, most_changes, number_bytes, split_changes
+from rljob_runtime.weightsync.copies import Kept
+from rljob_runtime.weightsync.packing import clear_gaps
+from rljob_runtime.weightsync.parcel import Held, Parcel, Remote, view
 
 ByteArray = npt.NDArray[np.uint8]
 Indexes = npt.NDArray[np.int64]
-UNSIGNED: Mapping[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
-"""Types by which numbers are compared and copied, by bytes."""
 WORD_BYTES = 8
 PIECE_WORDS = 1 << 14
 """Compared at a time: 128 KiB of each side."""
@@ -85,8 +86,7 @@ class DeltaEncoder:
         self._sent[bucket.index] = version, image
         number, index = UNSIGNED[number_bytes(bucket)], index_type(bucket)
         each = index.itemsize + number.itemsize
-        limit = min(int(self._dense_above * (packed.size // number.itemsize)), (packed.size - 1) // each)
-        changed = changed_numbers(image, packed, number, limit)
+        changed = changed_numbers(image, packed, number, most_changes(bucket, self._dense_above))
         if changed is None:
             np.copyto(image, packed)
             return image, None
@@ -151,8 +151,9 @@ def _piece(numbers: tuple[npt.NDArray[Any], npt.NDArray[Any]], start: int, lengt
 class Images:
     """Of an engine: every bucket as it came last, unless the engine's parameters alone have what is in it (``drop``)."""
 
-    def __init__(self) -> None:
-        """Nothing has come."""
+    def __init__(self, owner: str | None = None) -> None:
+        """``owner``: name of the engine's copies, where each of its processes fetches buckets by itself (``copies``); None: bytes come."""
+        self._owner = owner
         self._held: dict[int, tuple[int, ByteArray | None]] = {}
         self._dropped: set[int] = set()
 
@@ -163,12 +164,21 @@ class Images:
             self._held[index] = self._held[index][0], None
 
     @property
+    def in_processes(self) -> bool:
+        """Whether buckets come to the engine's processes, which keep the copies; here are their versions alone."""
+        return self._owner is not None
+
+    @property
     def size_bytes(self) -> int:
-        """Of all copies."""
+        """Of all copies here."""
         return sum(image.size for _, image in self._held.values() if image is not None)
 
-    def take(self, bucket: Bucket, parcel: Parcel) -> Held:
+    def take(self, bucket: Bucket, parcel: Parcel) -> Held | Kept:
         """A bucket in all forms that there are of it; errors are those of :meth:`apply`."""
+        if self._owner is not None and isinstance(parcel.payload, Remote):
+            self._check(bucket, parcel)
+            self._held[bucket.index] = parcel.version, None
+            return Kept(owner=self._owner, bucket=bucket, version=parcel.version, base=parcel.base, arriving=parcel.payload)
         image = self.apply(bucket, parcel)
         payload = parcel.payload
         if isinstance(payload, np.ndarray) and payload.flags.writeable:
@@ -181,16 +191,10 @@ class Images:
         """The whole bucket after a parcel; read-only, and changed by the next one. None: no copy of it is kept.
 
         Raises:
-            WeightSyncError: it changes a version that is not here.
+            WholeNeededError: it changes a version that is not here.
         """
-        held = self._held.get(bucket.index)
         data = view(parcel.payload)
-        if parcel.base is not None and (held is None or held[0] != parcel.base):
-            found = "none" if held is None else f"v{held[0]}"
-            raise WeightSyncError(
-                f"bucket {bucket.index} has the changes from weights v{parcel.base} to v{parcel.version}, "
-                f"and this engine has {found} of it; send it whole"
-            )
+        held = self._check(bucket, parcel)
         if bucket.index in self._dropped:
             self._held[bucket.index] = parcel.version, None
             return None
@@ -207,25 +211,13 @@ class Images:
         shown.flags.writeable = False
         return shown
 
-
-def number_bytes(bucket: Bucket) -> int:
-    """Size of the numbers by which a bucket is compared: the smallest of its dtypes; offsets and sizes are multiples of it."""
-    return min(DTYPE_BYTES[slot.dtype] for slot in bucket.slots)
-
-
-def index_type(bucket: Bucket) -> np.dtype[Any]:
-    """What an index of a number in the bucket fits."""
-    return UNSIGNED[4] if bucket.size_bytes // number_bytes(bucket) <= 2**32 else UNSIGNED[8]
-
-
-def split_changes(bucket: Bucket, changes: ByteArray) -> tuple[npt.NDArray[np.unsignedinteger[Any]], npt.NDArray[np.unsignedinteger[Any]]]:
-    """Ascending indexes of a bucket's numbers, and the new numbers, of what an encoder made."""
-    number, index = UNSIGNED[number_bytes(bucket)], index_type(bucket)
-    end = changes.size // (index.itemsize + number.itemsize) * index.itemsize
-    return changes[:end].view(index), changes[end:].view(number)
-
-
-def between(indexes: npt.NDArray[np.unsignedinteger[Any]], first: int, end: int) -> tuple[int, int]:
-    """Where indexes from ``first`` to before ``end`` lie among ascending ones; sought in their type, or all would be converted."""
-    kind = indexes.dtype.type
-    return int(np.searchsorted(indexes, kind(first))), int(np.searchsorted(indexes, kind(end - 1), side="right"))
+    def _check(self, bucket: Bucket, parcel: Parcel) -> tuple[int, ByteArray | None] | None:
+        """What is here of a bucket, which has to be what a parcel changes."""
+        held = self._held.get(bucket.index)
+        if parcel.base is not None and (held is None or held[0] != parcel.base):
+            found = "none" if held is None else f"v{held[0]}"
+            raise WholeNeededError(
+                f"bucket {bucket.index} has the changes from weights v{parcel.base} to v{parcel.version}, "
+                f"and this engine has {found} of it; send it whole"
+            )
+        return held

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from rljob_runtime.errors import CorruptedWeightsError, WeightSyncError
+from rljob_runtime.errors import CorruptedWeightsError, WholeNeededError
 from rljob_runtime.weightsync.shared_memory import SharedBytes
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 ByteArray = npt.NDArray[np.uint8]
 CHANGED = "its bytes changed on the way"
 """How a corrupted bucket is known where an error comes as text alone, from another process of an engine."""
+SEND_WHOLE = "send it whole"
+"""The same of changes of weights that the engine does not have."""
 NOT_OPENED = "cannot be opened on"
 """The same of memory of another process that cannot be reached from here: what CUDA says of that is no end of the reader's device."""
 CHUNK_WORDS = 1 << 22
@@ -115,11 +117,12 @@ def view(payload: Payload) -> ByteArray:
     """The bytes, to be read; of what an engine holds, the whole bucket.
 
     Raises:
-        WeightSyncError: shared memory cannot be read here, or no copy of the whole bucket is kept.
+        WholeNeededError: no copy of the whole bucket is kept.
+        WeightSyncError: shared memory cannot be read here.
     """
     if isinstance(payload, Held):
         if payload.whole is None:
-            raise WeightSyncError("a bucket of which the engine keeps no copy came as changes alone; send it whole")
+            raise WholeNeededError(f"a bucket of which the engine keeps no copy came as changes alone; {SEND_WHOLE}")
         return view(payload.whole)
     if isinstance(payload, Remote):
         import torch

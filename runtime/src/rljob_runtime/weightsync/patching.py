@@ -16,20 +16,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from rljob_runtime.records import Bucket
-from rljob_runtime.weightsync.delta import between, number_bytes, split_changes
+from rljob_runtime.weightsync.changes import between, index_type, number_bytes, split_changes
 from rljob_runtime.weightsync.packing import DTYPE_BYTES, as_byte_tensor, unpack
 
 ByteArray = npt.NDArray[np.uint8]
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Types by which numbers are written and compared, by bytes."""
 LOW_32_BITS = 0xFFFF_FFFF
+WRITTEN = 1 << 22
+"""Numbers written at a time on a device: what their places take is 50 bytes each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,44 +131,103 @@ Places = Mapping[str, Sequence[tuple[torch.Tensor, Region]]]
 """By checkpoint tensor: the parameters that have numbers of it, of its dtype, and which."""
 
 
-def write_changes(places: Places, bucket: Bucket, changes: ByteArray) -> None:
+def write_changes(places: Places, bucket: Bucket, changes: ByteArray | torch.Tensor) -> None:
     """Write what changed in a bucket; tensors that are not in ``places`` are left out.
 
     Args:
         places: where numbers go.
         bucket: its layout.
-        changes: shape (B,), of :meth:`~rljob_runtime.weightsync.delta.DeltaEncoder.encode`: n ascending indexes, then n numbers.
+        changes: shape (B,) uint8, in the format of :mod:`~rljob_runtime.weightsync.changes`; an array, or a tensor on any device.
     """
+    spans = _spans(places, bucket)
+    if isinstance(changes, torch.Tensor) and changes.device.type == "cpu":
+        changes = changes.numpy()
+    if isinstance(changes, np.ndarray) and all(span.parameter.device.type == "cpu" for span in spans):
+        _write_in_host_memory(spans, bucket, changes)
+    else:
+        write_on_device(places, bucket, as_byte_tensor(changes) if isinstance(changes, np.ndarray) else changes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Span:
+    """Numbers of a bucket among which are those of a region."""
+
+    parameter: torch.Tensor
+    units: Region
+    """In numbers by which the bucket is compared."""
+    begin: int
+    """Index, in the bucket, of the first number of the region's tensor."""
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Index of its first number in the bucket, and of the one behind its last."""
+        return self.begin + self.units.source_offset, self.begin + self.units.source_end
+
+
+def _spans(places: Places, bucket: Bucket) -> list[_Span]:
+    size = number_bytes(bucket)
+    return [
+        _Span(parameter=parameter, units=region.split(DTYPE_BYTES[slot.dtype] // size), begin=slot.offset_bytes // size)
+        for slot in bucket.slots
+        for parameter, region in places.get(slot.name, ())
+    ]
+
+
+def _write_in_host_memory(spans: Sequence[_Span], bucket: Bucket, changes: ByteArray) -> None:
+    """By numpy, which takes two thirds of torch's time here."""
     size = number_bytes(bucket)
     indexes, values = split_changes(bucket, changes)
-    on_device: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
-    for slot in bucket.slots:
-        begin = slot.offset_bytes // size
-        for parameter, region in places.get(slot.name, ()):
-            units = region.split(DTYPE_BYTES[slot.dtype] // size)
-            first, end = between(indexes, begin + units.source_offset, begin + units.source_end)
-            if first == end:
-                continue
-            if parameter.device not in on_device:
-                on_device[parameter.device] = _uploaded(indexes, values, size, parameter.device)
-            where, numbers = (side[first:end] for side in on_device[parameter.device])
-            inside, target = units.locate(where, begin)
-            if inside is not None:
-                numbers = numbers[inside]
-            if parameter.device.type == "cpu":  # numpy takes two thirds of torch's time here
-                _units(parameter, size).numpy()[target.numpy()] = numbers.numpy()
-            else:
-                _units(parameter, size).index_copy_(0, target, numbers)
-
-
-def _uploaded(
-    indexes: npt.NDArray[np.unsignedinteger[Any]], values: npt.NDArray[np.unsignedinteger[Any]], size: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indexes as int64 and values as integers of ``size`` bytes, on a device."""
-    where = as_byte_tensor(indexes.view(np.uint8)).view(INTEGERS[indexes.itemsize]).to(device).to(torch.int64)
+    where = as_byte_tensor(indexes.view(np.uint8)).view(INTEGERS[indexes.itemsize]).to(torch.int64)
     if indexes.itemsize == 4:
         where &= LOW_32_BITS
-    return where, as_byte_tensor(values.view(np.uint8)).view(INTEGERS[size]).to(device)
+    for span in spans:
+        first, end = between(indexes, *span.bounds)
+        if first == end:
+            continue
+        inside, target = span.units.locate(where[first:end], span.begin)
+        numbers = values[first:end] if inside is None else values[first:end][inside.numpy()]
+        _units(span.parameter, size).numpy().view(values.dtype)[target.numpy()] = numbers
+
+
+def write_on_device(places: Places, bucket: Bucket, changes: torch.Tensor) -> None:
+    """:func:`write_changes` by torch alone, on the devices of the parameters; ``changes`` is a flat uint8 tensor.
+
+    Only the bounds of regions come to the host. Indexes are converted and places computed for :data:`WRITTEN` numbers at a time.
+    """
+    by_device: dict[torch.device, list[_Span]] = {}
+    for span in _spans(places, bucket):
+        by_device.setdefault(span.parameter.device, []).append(span)
+    for device, spans in by_device.items():
+        _write_on_one(spans, bucket, changes.to(device))
+
+
+def _write_on_one(spans: Sequence[_Span], bucket: Bucket, changes: torch.Tensor) -> None:
+    size = number_bytes(bucket)
+    indexes, values = split_on_device(bucket, changes)
+    if indexes.dtype == torch.int32 and bucket.size_bytes // size >= 2**31:
+        indexes = indexes.to(torch.int64) & LOW_32_BITS  # or those with the highest bit would be negative, and out of order
+    bounds = torch.tensor([bound for span in spans for bound in span.bounds], dtype=indexes.dtype, device=changes.device)
+    cuts = torch.searchsorted(indexes, bounds).tolist()
+    for span, start, stop in zip(spans, cuts[::2], cuts[1::2], strict=True):
+        units = _units(span.parameter, size)
+        for first in range(start, stop, WRITTEN):
+            end = min(first + WRITTEN, stop)
+            inside, target = span.units.locate(indexes[first:end].to(torch.int64), span.begin)
+            numbers = values[first:end] if inside is None else values[first:end][inside]
+            units.index_copy_(0, target, numbers)
+
+
+def split_on_device(bucket: Bucket, changes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``changes.split_changes`` of a flat uint8 tensor: the same bits as signed integers, both of shape (n,)."""
+    size, index = number_bytes(bucket), index_type(bucket).itemsize
+    end = changes.numel() // (index + size) * index
+    return _as_integers(changes[:end], index), _as_integers(changes[end:], size)
+
+
+def _as_integers(data: torch.Tensor, size: int) -> torch.Tensor:
+    """Flat bytes as integers, copied where they do not begin where an integer can: 8-byte numbers behind an odd number of indexes."""
+    fits = int(data.storage_offset()) % size == 0 and data.data_ptr() % size == 0
+    return (data if fits else data.clone()).view(INTEGERS[size])
 
 
 def _units(parameter: torch.Tensor, size: int) -> torch.Tensor:

@@ -21,7 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rljob_runtime.cluster.protocol import Pending, Worker, gather_all
-from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, SyncBrokenError, WeightSyncError, WorkerLostError
+from rljob_runtime.errors import (
+    CorruptedWeightsError,
+    DeadlineError,
+    SyncBrokenError,
+    WeightSyncError,
+    WholeNeededError,
+    WorkerLostError,
+)
 from rljob_runtime.records import OnRunning, WeightManifest
 from rljob_runtime.weightsync.probe import ProbeHistory, ProbeLimits, ProbeReport
 from rljob_runtime.weightsync.transport import SyncLink, Transport
@@ -246,10 +253,10 @@ class WeightPublisher:
             raise WeightSyncError(f"after publishing v{version}: {', '.join(wrong)}")
 
     async def _sent(self, link: SyncLink, version: int) -> dict[int, int]:
-        """Transfer, once more where bytes changed on the way or a connection broke."""
+        """Transfer, once more where bytes changed, a connection broke, or an engine got changes of weights that it does not have."""
         try:
             return await self._transport.transfer(version, link)
-        except (CorruptedWeightsError, SyncBrokenError) as error:
+        except (CorruptedWeightsError, SyncBrokenError, WholeNeededError) as error:
             self._warn(f"weights v{version} are sent again: {error}")
             self._resent += 1
             await self._prepare(link)

@@ -160,6 +160,10 @@ class TransportSettings:
     sender_nodes: Mapping[int, int] = field(default_factory=dict)
     """Node rank of each sending trainer rank, by the plan; 0 for those that are missing."""
 
+    def copies_of(self, engine: int) -> str | None:
+        """Name of the copies of buckets that an engine keeps, the same over all receivers of it; None where all buckets travel whole."""
+        return None if self.dense_above is None else f"engine {engine} of {self.run}"
+
     def processes(self, engine: int) -> tuple[int | None, ...]:
         """Of an engine, as in ``neighbors``."""
         return self.neighbors[engine] if self.neighbors else (None,)

@@ -21,7 +21,9 @@ import torch
 from rljob_runtime.cluster import inprocess
 from rljob_runtime.cluster.inprocess import InProcessWorker
 from rljob_runtime.engine.fake import FakeEngine
+from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket
+from rljob_runtime.weightsync.copies import Copies
 from rljob_runtime.weightsync.packing import pack, plan_buckets, unpack
 from rljob_runtime.weightsync.parcel import Payload, Remote, view
 from rljob_runtime.weightsync.probe import ProbeLimits
@@ -34,9 +36,9 @@ from rljob_runtime.weightsync.transports.shared_memory import SharedMemoryTransp
 from tests.support.pace import HANG_S
 
 Make = Callable[[TransportSettings], Any]
-SPARSE: tuple[Make, ...] = (ObjectStoreTransport, SharedMemoryTransport, TcpTransport)
-"""Transports that send changes alone where they are asked to."""
-DENSE: tuple[Make, ...] = (NcclTransport, IpcTransport)
+THROUGH_HOST_MEMORY: tuple[Make, ...] = (ObjectStoreTransport, SharedMemoryTransport, TcpTransport)
+BETWEEN_DEVICES: tuple[Make, ...] = (NcclTransport, IpcTransport)
+TRANSPORTS = (*THROUGH_HOST_MEMORY, *BETWEEN_DEVICES)
 RATIOS = [(1, 1), (2, 1), (1, 2), (4, 2)]
 BUCKET_BYTES = 700
 INTEGERS = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
@@ -125,6 +127,8 @@ class Processes(FakeEngine):
         self._pool = ThreadPoolExecutor(size)
         self._size = size
         self.held: list[dict[str, bytes]] = [{} for _ in range(size)]
+        self.fails_at: int | None = None
+        """Bucket whose load fails, once."""
 
     def prepare_receiver(self, receiver: str, settings: Mapping[str, Any]) -> None:
         made = make_end(receiver, **settings)
@@ -141,6 +145,9 @@ class Processes(FakeEngine):
 
     def _load(self, incoming: IncomingUpdate, deadline: float) -> None:
         for bucket, payload in incoming.receive(deadline):
+            if bucket.index == self.fails_at:
+                self.fails_at = None
+                raise WeightSyncError("refused by the test")
             for held, data in zip(self.held, self._everywhere(payload), strict=True):
                 held |= {name: bits(tensor) for name, tensor in unpack(bucket, data)}
 
@@ -161,53 +168,81 @@ def neighbors(ranks: int, engines: int, size: int) -> tuple[tuple[int | None, ..
     return tuple(tuple((engine * size + process) % ranks for process in range(size)) for engine in range(engines))
 
 
-async def syncs(make: Make, ranks: int, num_engines: int, size: int, dense_above: float | None, *, while_generating: bool) -> list[float]:
-    """Publish versions of which little, one tensor, nothing and everything changed; bytes that traveled to all engines, by version."""
-    weights = Weights()
-    engines = [Processes(size) for _ in range(num_engines)]
-    trainers = [InProcessWorker(f"trainer-{rank}", Rank(rank, ranks, weights)) for rank in range(ranks)]
-    workers = [InProcessWorker(f"engine-{index}", engine) for index, engine in enumerate(engines)]
-    settings = TransportSettings(
-        run=f"bits{os.getpid()}",
-        while_generating=while_generating,
-        senders=tuple(range(ranks)),
-        dense_above=dense_above,
-        neighbors=neighbors(ranks, num_engines, size),
-    )
-    warnings: list[str] = []
-    publisher = WeightPublisher(
-        trainers=trainers,
-        engines=workers,
-        manifest=MANIFEST,
-        transport=make(settings),
-        timeout_s=HANG_S,
-        probe=ProbeConfig(every_syncs=0, limits=ProbeLimits(mean=1.0, tail=1.0), sequences=()),
-        while_generating=while_generating,
-        warn=warnings.append,
-    )
-    traveled = []
-    try:
-        for version, (changed, wholly) in enumerate([(0.0, ""), (0.05, ""), (0.05, "model.embed_tokens.weight"), (0.0, ""), (1.0, "")]):
-            weights.step(changed, wholly)
-            report = await publisher.publish(version + 1)
-            traveled.append((await publisher.measured(report))["sync/bytes"] / num_engines)
-            expected = weights.expected()
-            for engine in engines:
-                for held in engine.held:
-                    assert held == expected
-        await publisher.close()
-    finally:
-        for worker in (*trainers, *workers):
+class Job:
+    """Ranks, engines and the publisher between them."""
+
+    def __init__(self, make: Make, ranks: int, num_engines: int, size: int, dense_above: float | None, *, while_generating: bool) -> None:
+        self.weights = Weights()
+        self.engines = [Processes(size) for _ in range(num_engines)]
+        self._trainers = [InProcessWorker(f"trainer-{rank}", Rank(rank, ranks, self.weights)) for rank in range(ranks)]
+        self._workers = [InProcessWorker(f"engine-{index}", engine) for index, engine in enumerate(self.engines)]
+        self.warnings: list[str] = []
+        settings = TransportSettings(
+            run=f"bits{os.getpid()}",
+            while_generating=while_generating,
+            senders=tuple(range(ranks)),
+            dense_above=dense_above,
+            neighbors=neighbors(ranks, num_engines, size),
+        )
+        self.publisher = WeightPublisher(
+            trainers=self._trainers,
+            engines=self._workers,
+            manifest=MANIFEST,
+            transport=make(settings),
+            timeout_s=HANG_S,
+            probe=ProbeConfig(every_syncs=0, limits=ProbeLimits(mean=1.0, tail=1.0), sequences=()),
+            while_generating=while_generating,
+            warn=self.warnings.append,
+        )
+
+    async def publish(self, version: int) -> float:
+        """Bytes that traveled to each engine; all processes hold the trainer's bits then."""
+        report = await self.publisher.publish(version)
+        traveled = (await self.publisher.measured(report))["sync/bytes"] / len(self.engines)
+        self.compare()
+        return traveled
+
+    def compare(self) -> None:
+        expected = self.weights.expected()
+        for engine in self.engines:
+            for held in engine.held:
+                assert held == expected
+
+    def replace_engine(self, index: int) -> None:
+        """A new process in the place of one."""
+        self.engines[index].shutdown()
+        self._workers[index].target = self.engines[index] = Processes(len(self.engines[index].held))
+
+    def stop(self) -> None:
+        for worker in (*self._trainers, *self._workers):
             worker.stop()
-        for engine in engines:
+        for engine in self.engines:
             engine.shutdown()
-    assert warnings == []  # nothing went another way
-    return traveled
+
+
+async def syncs(make: Make, ranks: int, num_engines: int, size: int, dense_above: float | None, *, while_generating: bool) -> list[float]:
+    """Publish versions of which little, one tensor, nothing and everything changed; bytes that traveled to all engines, by version.
+
+    Of changes between devices the first version again before that, which is whole, too.
+    """
+    job = Job(make, ranks, num_engines, size, dense_above, while_generating=while_generating)
+    again = [(0.0, "")] if make in BETWEEN_DEVICES and dense_above is not None else []
+    try:
+        steps = [*again, (0.0, ""), (0.05, ""), (0.05, "model.embed_tokens.weight"), (0.0, ""), (1.0, "")]
+        traveled = []
+        for version, (changed, wholly) in enumerate(steps):
+            job.weights.step(changed, wholly)
+            traveled.append(await job.publish(version + 1))
+        await job.publisher.close()
+    finally:
+        job.stop()
+    assert job.warnings == []  # nothing went another way
+    return traveled[len(again) :]
 
 
 @pytest.mark.parametrize("size", [1, 2], ids=["one process", "tensor parallel 2"])
 @pytest.mark.parametrize(("ranks", "engines"), RATIOS)
-@pytest.mark.parametrize("make", [*SPARSE, *DENSE])
+@pytest.mark.parametrize("make", TRANSPORTS)
 def test_dense_syncs(make: Make, ranks: int, engines: int, size: int) -> None:
     for while_generating in (False, True):
         assert asyncio.run(syncs(make, ranks, engines, size, None, while_generating=while_generating)) == [MANIFEST.total_bytes] * 5
@@ -225,7 +260,7 @@ def test_a_port_that_was_free_may_be_taken_before_a_sender_listens(make: Make, m
 
 @pytest.mark.parametrize("size", [1, 2], ids=["one process", "tensor parallel 2"])
 @pytest.mark.parametrize(("ranks", "engines"), RATIOS)
-@pytest.mark.parametrize("make", SPARSE)
+@pytest.mark.parametrize("make", TRANSPORTS)
 def test_sparse_and_mixed_syncs(make: Make, ranks: int, engines: int, size: int) -> None:
     for while_generating in (False, True):
         first, little, mixed, nothing, all_changed = asyncio.run(syncs(make, ranks, engines, size, 0.5, while_generating=while_generating))
@@ -236,3 +271,34 @@ def test_sparse_and_mixed_syncs(make: Make, ranks: int, engines: int, size: int)
         assert nothing == 0
         frozen = np.prod(SHAPES[FROZEN][1]) * 2
         assert first - frozen <= all_changed <= first  # the bucket of what is frozen may be smaller
+
+
+@pytest.mark.parametrize("make", BETWEEN_DEVICES)
+async def test_changes_between_devices_after_a_failed_sync_and_with_a_new_engine(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are followed by two whole versions; a copy that is not of the version that changes stand on is one more reason."""
+    job, whole = Job(make, 2, 2, 2, 0.5, while_generating=False), MANIFEST.total_bytes
+    try:
+        assert [await job.publish(version) for version in (1, 2)] == [whole, whole]
+        job.weights.step(0.05)
+        assert 0 < await job.publish(3) < 0.3 * whole
+        job.weights.step(0.05)
+        job.engines[1].fails_at = 2
+        with pytest.raises(WeightSyncError, match="refused by the test"):
+            await job.publish(4)
+        assert [await job.publish(version) for version in (5, 6)] == [whole, whole]
+        job.weights.step(0.05)
+        assert 0 < await job.publish(7) < 0.3 * whole
+        job.replace_engine(1)
+        assert await job.publisher.catch_up(1)
+        job.compare()
+        for version, expected in ((8, whole), (9, whole), (10, 0)):
+            assert await job.publish(version) == expected
+        assert job.warnings == []
+        job.weights.step(0.05)
+        with monkeypatch.context() as patch:
+            patch.setattr("rljob_runtime.weightsync.copies.COPIES", Copies())
+            assert await job.publish(11) == whole
+        assert "needs its copy of bucket 0 of weights v10, and has none; send it whole" in job.warnings[0]
+        assert len(job.warnings) == 1
+    finally:
+        job.stop()

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from rljob_runtime.weightsync.packing import plan_buckets
 from rljob_runtime.weightsync.transports import ipc
 
-BUCKET = plan_buckets([("weight", "float32", (16,))], 256).buckets[0]
+NUM_BYTES = 64
 
 
 @pytest.fixture
@@ -43,6 +42,6 @@ def test_buffers_are_in_no_expandable_segments_which_other_processes_cannot_open
 
     monkeypatch.setattr(torch, "zeros", on_the_device)
     cuda = torch.device("cuda", 1)
-    assert ipc.shared_buffer(BUCKET, cuda).numel() == BUCKET.size_bytes
+    assert ipc.shared_buffer(NUM_BYTES, cuda).numel() == NUM_BYTES
     assert found == [(expected, cuda)]
     assert torch._C._accelerator_getAllocatorSettings() == chosen

@@ -83,7 +83,7 @@ class VllmLoop:
         if config.pipeline_parallel_size > 1 and current_platform.is_cpu():
             self.core.collective_rpc(receive_hidden_states)
         self.core.set_weight_version("0")
-        self._weights = WeightUpdates(
+        self.weights = WeightUpdates(
             self.core,
             self.process_ended,
             None if config.adapters is None else install_received,
@@ -146,12 +146,12 @@ class VllmLoop:
 
     def has_work(self) -> bool:
         """Whether a step would do something."""
-        return self._weights.undefined is None and not self.residence.away() and (self._scheduler.has_requests() or bool(self._in_flight))
+        return self.weights.undefined is None and not self.residence.away() and (self._scheduler.has_requests() or bool(self._in_flight))
 
     @property
     def weights_undefined(self) -> str | None:
         """Why nothing is generated until a full update succeeds; None in normal times, and while one comes in bucket after bucket."""
-        return None if self._weights.is_open() else self._weights.undefined
+        return None if self.weights.is_open() else self.weights.undefined
 
     def take_finished(self) -> list[Completion]:
         """Responses that ended since the last call."""
@@ -171,10 +171,10 @@ class VllmLoop:
             "accepted_tokens": float(self.accepted_tokens),
             "busy_s": self.busy_s,
             "steps": float(self.steps),
-            "updates": float(self._weights.finished),
-            "update_s": self._weights.last_s,
-            "update_bytes": float(self._weights.last_bytes),
-            "reloaded_fraction": self._weights.reloaded_fraction,
+            "updates": float(self.weights.finished),
+            "update_s": self.weights.last_s,
+            "update_bytes": float(self.weights.last_bytes),
+            "reloaded_fraction": self.weights.reloaded_fraction,
         }
 
     def add(self, requests: Sequence[GenerationRequest]) -> None:
@@ -214,8 +214,8 @@ class VllmLoop:
         if (refusal := self.residence.refusal("score")) is not None:
             result.set_exception(EngineResidenceError(refusal))
             return
-        if self._weights.undefined is not None:
-            result.set_exception(WeightSyncError(f"score: {self._weights.undefined}; send a full update"))
+        if self.weights.undefined is not None:
+            result.set_exception(WeightSyncError(f"score: {self.weights.undefined}; send a full update"))
             return
         job = _ScoreJob(result=result, rows=[None] * len(sequences), left=len(sequences))
         arrival = time.time()
@@ -280,11 +280,11 @@ class VllmLoop:
                 succeeds).
             DeadlineError: the deadline passed.
         """
-        if not self._weights.is_open(incoming):
+        if not self.weights.is_open(incoming):
             self.residence.check_update(incoming.version)
             self._finish_scores(deadline)
             self._finish_batches(deadline)
-        self._weights.load(incoming, deadline)
+        self.weights.load(incoming, deadline)
 
     def check_transport(self, tests: Sequence[Remote], deadline: float) -> None:
         """Have every process of the engine fetch what senders sent first; the model stays as it is.
@@ -292,7 +292,7 @@ class VllmLoop:
         Raises:
             WeightSyncError, DeadlineError: as for :meth:`load_update`.
         """
-        self._weights.test(tests, deadline)
+        self.weights.test(tests, deadline)
 
     def apply_update(self, incoming: IncomingUpdate, on_running: OnRunning, deadline: float) -> int:
         """Load the rest of a full set of weights and serve it.
@@ -306,14 +306,14 @@ class VllmLoop:
             WeightSyncError, DeadlineError: as for :meth:`load_update`.
         """
         self.load_update(incoming, deadline)
-        self._weights.finish(incoming, deadline)
+        self.weights.finish(incoming, deadline)
         # Cached keys and values are of the old weights. With requests running a plain reset does nothing, so with ``keep`` the salt
         # (see ``add``) keeps later requests away from them. A reset looks at every block.
         recompute = on_running == "recompute"
         if self._caches or (recompute and self._scheduler.get_request_counts()[0]):
             self.core.reset_prefix_cache(reset_running_requests=recompute)
         self.version = incoming.version
-        self._weights.closed()
+        self.weights.closed()
         return self.version
 
     def offload(self, kinds: Collection[StateKind], on_running: OnOffload, deadline: float) -> SwitchReport:
@@ -338,7 +338,7 @@ class VllmLoop:
             self._finish_batches(deadline)
             self.core.reset_prefix_cache(reset_running_requests=True)
         if StateKind.PARAMS in wanted and self._discards:
-            self._weights.undefined = self._weights.undefined or DISCARDED
+            self.weights.undefined = self.weights.undefined or DISCARDED
         return self._switch("offload", wanted, deadline)
 
     def load(self, kinds: Collection[StateKind], deadline: float) -> SwitchReport:
@@ -384,7 +384,7 @@ class VllmLoop:
             elapsed_s=time.perf_counter() - begin,
             before=before,
             after=self._memory.snapshot(),
-            undefined=wanted & {StateKind.PARAMS} if direction == "load" and self._weights.undefined is not None else frozenset(),
+            undefined=wanted & {StateKind.PARAMS} if direction == "load" and self.weights.undefined is not None else frozenset(),
         )
 
     def _finish_scores(self, deadline: float) -> None:

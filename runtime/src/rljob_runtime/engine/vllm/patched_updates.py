@@ -8,6 +8,10 @@
 
 If the comparison fails, everything is loaded from the copy from then on, and the log says so. Once it succeeded, copies of buckets
 whose tensors are all exact are dropped.
+
+Where each worker fetches buckets by itself (``weightsync.copies``), the second update is whole, too: it is loaded, and compared with what
+would have been written. So workers keep copies only of buckets that have tensors to be loaded. Which of these changed is not known here:
+all in a bucket of which something changed are loaded.
 """
 
 from __future__ import annotations
@@ -18,11 +22,13 @@ from dataclasses import replace
 
 from rljob_runtime.engine.vllm.load_record import LoadPlan, closed, joined
 from rljob_runtime.engine.vllm.weight_receiver import NOT_WRITTEN, compare_bits, remember_bits, start_partial, start_update, write_bucket
-from rljob_runtime.errors import WeightSyncError
+from rljob_runtime.errors import WeightSyncError, WholeNeededError
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.assembly import UpdateAssembly
-from rljob_runtime.weightsync.delta import Images, between, number_bytes, split_changes
-from rljob_runtime.weightsync.parcel import Held, Payload, view
+from rljob_runtime.weightsync.changes import between, number_bytes, split_changes
+from rljob_runtime.weightsync.copies import Kept
+from rljob_runtime.weightsync.delta import Images
+from rljob_runtime.weightsync.parcel import SEND_WHOLE, Held, Payload, view
 from rljob_runtime.weightsync.transport import IncomingUpdate
 
 logger = logging.getLogger(__name__)
@@ -41,6 +47,8 @@ class PatchedUpdates:
         self._proven = False
         self._versions: dict[int, int] = {}
         """Of each bucket in the parameters; empty while they are undefined."""
+        self._copied: dict[int, int] = {}
+        """Of each bucket of which workers have a copy of their own."""
         self._kept: dict[int, tuple[Bucket, Payload]] = {}
         """Whole buckets of the update under way that may be needed at its end."""
         self._changed: set[str] = set()
@@ -57,8 +65,18 @@ class PatchedUpdates:
 
     def writes(self, incoming: IncomingUpdate) -> bool:
         """Whether an update is written instead of loaded."""
+        images = _images(incoming)
+        return images is not None and (self._proven or not images.in_processes) and self._knows(incoming)
+
+    def proves(self, incoming: IncomingUpdate) -> bool:
+        """Whether an update, which is loaded, is to be compared with what would be written."""
+        images = _images(incoming)
+        return images is not None and images.in_processes and not self._proven and self._knows(incoming)
+
+    def _knows(self, incoming: IncomingUpdate) -> bool:
+        """Whether it was seen of all tensors of an update how they are loaded."""
         plan = self._plan
-        if plan is None or plan.refused is not None or _images(incoming) is None:
+        if plan is None or plan.refused is not None:
             return False
         return all(slot.name in plan.layers for bucket in incoming.manifest.buckets for slot in bucket.slots)
 
@@ -82,21 +100,34 @@ class PatchedUpdates:
         """Write a bucket as it comes.
 
         Raises:
-            WeightSyncError: it has changes of a version that the parameters do not have.
+            WholeNeededError: it has changes of a version that the parameters do not have.
         """
         assert self._plan is not None
         others = [slot.name for slot in bucket.slots if slot.name in self._plan.reloaded]
+        if isinstance(payload, Kept):
+            self._write_kept(bucket, payload, others, call)
+            self._versions[bucket.index] = version
+            return
         held = payload if isinstance(payload, Held) else Held(whole=payload)
         if held.changes is not None and self._versions.get(bucket.index) == held.base:
             self._changed |= _changed(bucket, held, self._plan.reloaded) if others else set()
             call(write_bucket, (bucket, held.changes, False))
         else:
-            whole = whole_of(bucket, held)
+            whole = self.whole_of(bucket, held)
             self._changed |= set(others)
             call(write_bucket, (bucket, whole, True))
         if held.whole is not None and (others or not self._proven):
             self._kept[bucket.index] = bucket, held.whole
         self._versions[bucket.index] = version
+
+    def _write_kept(self, bucket: Bucket, kept: Kept, others: Sequence[str], call: Call) -> None:
+        """Write a bucket that workers fetch."""
+        is_whole = kept.base is None or self._versions.get(bucket.index) != kept.base
+        arriving = self.whole_of(bucket, kept) if is_whole else self._arriving(bucket, kept)
+        if others and kept.arriving.num_bytes:
+            self._changed |= set(others)
+            self._kept[bucket.index] = bucket, kept.copy
+        call(write_bucket, (bucket, arriving, is_whole))
 
     def finish(self, incoming: IncomingUpdate, call: Call) -> None:
         """Load what could not be written, and compare what was written the first time."""
@@ -113,7 +144,8 @@ class PatchedUpdates:
             call("finish_weight_update", ())
         self._kept.clear()
         self._changed.clear()
-        if (images := _images(incoming)) is not None and self._proven and self._drops_copies and self._plan.refused is None:
+        images = _images(incoming)
+        if images is not None and not images.in_processes and self._proven and self._drops_copies and self._plan.refused is None:
             reloaded = self._plan.reloaded
             images.drop([b.index for b in incoming.manifest.buckets if not any(slot.name in reloaded for slot in b.slots)])
 
@@ -125,30 +157,68 @@ class PatchedUpdates:
         for number, (bucket, payload) in enumerate(self._kept.values(), 1):
             call("update_weights", ({"bucket": bucket, "payload": payload, "last": number == len(self._kept)},))
         call("finish_weight_update", ())
+        self.compare(call)
+
+    def compare(self, call: Call) -> None:
+        """Compare what a load left in the parameters with what was, or would have been, written.
+
+        Raises:
+            WeightSyncError: a worker failed.
+        """
         try:
             call(compare_bits, ())
         except WeightSyncError as error:
             if NOT_WRITTEN not in str(error):
                 raise
+            assert self._plan is not None
             logger.error("%s; the load holds, and from now on all updates are loaded", error)
             self._plan = replace(self._plan, refused="changes written into parameters went wrong")
         self._proven = True
 
+    def whole_of(self, bucket: Bucket, payload: Payload) -> Payload:
+        """A whole bucket, to be loaded.
 
-def whole_of(bucket: Bucket, payload: Payload) -> Payload:
-    """A whole bucket to be loaded.
+        Raises:
+            WholeNeededError: what came are changes of weights that the engine does not have.
+        """
+        if isinstance(payload, Kept):
+            return self._arriving(bucket, payload) if payload.base is None else self._copying(bucket, payload)
+        if not isinstance(payload, Held):
+            return payload
+        if payload.whole is None:
+            raise self._no_copy(bucket, payload.base)
+        return payload.whole
 
-    Raises:
-        WeightSyncError: what came are changes of weights that the engine does not have.
-    """
-    if not isinstance(payload, Held):
-        return payload
-    if payload.whole is None:
-        raise WeightSyncError(
-            f"bucket {bucket.index} has the changes of weights v{payload.base}, which this engine's parameters do not have and of which it "
-            "keeps no copy; send it whole"
+    def _arriving(self, bucket: Bucket, kept: Kept) -> Payload:
+        """What workers fetch of a bucket: with a copy of it, where one is needed; errors are those of :meth:`_copying`."""
+        return self._copying(bucket, kept) if self._needs_copy(bucket) else kept.arriving
+
+    def _copying(self, bucket: Bucket, kept: Kept) -> Kept:
+        """A bucket with its copy in workers.
+
+        Raises:
+            WholeNeededError: they have none that could be changed.
+        """
+        if kept.base is not None and self._copied.get(bucket.index) != kept.base:
+            raise self._no_copy(bucket, kept.base)
+        self._copied[bucket.index] = kept.version
+        return kept
+
+    def _needs_copy(self, bucket: Bucket) -> bool:
+        """Whether changes of a bucket may have to be loaded. Not known of the first update; the second is whole, too."""
+        plan = self._plan
+        if not self._drops_copies:
+            return True
+        if plan is None:
+            return False
+        return plan.refused is not None or any(slot.name in plan.reloaded or slot.name not in plan.layers for slot in bucket.slots)
+
+    @staticmethod
+    def _no_copy(bucket: Bucket, base: int | None) -> WholeNeededError:
+        return WholeNeededError(
+            f"bucket {bucket.index} has the changes of weights v{base}, which this engine's parameters do not have and of which it "
+            f"keeps no copy; {SEND_WHOLE}"
         )
-    return payload.whole
 
 
 def _images(incoming: IncomingUpdate) -> Images | None:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from rljob_runtime.engine.vllm.patched_updates import Call, PatchedUpdates, whole_of
-from rljob_runtime.engine.vllm.weight_receiver import attempted, fetch_tests, plan_of, start_recorded, start_update
-from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, RuntimeFault, WeightSyncError
-from rljob_runtime.weightsync.parcel import CHANGED, NOT_OPENED, Remote
+from rljob_runtime.engine.vllm.patched_updates import Call, PatchedUpdates
+from rljob_runtime.engine.vllm.weight_receiver import attempted, fetch_tests, plan_of, start_proven, start_recorded, start_update
+from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, RuntimeFault, WeightSyncError, WholeNeededError
+from rljob_runtime.weightsync.parcel import CHANGED, NOT_OPENED, SEND_WHOLE, Remote
 from rljob_runtime.weightsync.transport import IncomingUpdate
 from rljob_runtime.weightsync.transports.tested import TEST_VERSION
 
@@ -40,10 +40,12 @@ class WeightUpdates:
             then: what every worker does at the end of an update.
             drops_copies: see :class:`~rljob_runtime.engine.vllm.patched_updates.PatchedUpdates`.
         """
-        self._patched = PatchedUpdates(drops_copies=drops_copies)
+        self.patched = PatchedUpdates(drops_copies=drops_copies)
         self._writes = False
         """Whether the open update is written into the parameters, not loaded."""
         self._records = False
+        self._proves = False
+        """Whether it is loaded, and compared with what would have been written."""
         self._then = then
         self._core = core
         self._process_ended = process_ended
@@ -62,7 +64,7 @@ class WeightUpdates:
     @property
     def reloaded_fraction(self) -> float:
         """See :class:`~rljob_runtime.engine.vllm.patched_updates.PatchedUpdates`."""
-        return self._patched.reloaded_fraction
+        return self.patched.reloaded_fraction
 
     def is_open(self, incoming: IncomingUpdate | None = None) -> bool:
         """Whether an update, or this one, has begun to change the model."""
@@ -76,7 +78,8 @@ class WeightUpdates:
         """Load what has come.
 
         Raises:
-            WeightSyncError: vLLM refused, so that a full update may go better.
+            WeightSyncError: vLLM refused, so that a full update may go better; of the kind WholeNeededError where changes came of weights
+                that are not here.
             DeadlineError: the deadline passed.
             RuntimeFault: a process or a device is lost, and with it the engine.
         """
@@ -85,38 +88,42 @@ class WeightUpdates:
                 if self._open is not None and not self._writes:  # nobody sends the rest; vLLM begins none before it has ended this one
                     self._rpc("finish_weight_update", (), self._open.version, deadline)
                 self._open, self._opened_s, self._loaded = incoming, time.perf_counter(), 0
-                self._writes = self.undefined is None and self._patched.writes(incoming)
-                self._records = not self._writes and self._patched.records(incoming)
+                self._writes = self.undefined is None and self.patched.writes(incoming)
+                self._records = not self._writes and self.patched.records(incoming)
+                self._proves = not self._writes and self.patched.proves(incoming)
                 self.undefined = f"the update to version {incoming.version} broke off"
                 if not self._writes:
-                    self._patched.broke_off()
-                    self._rpc(start_recorded if self._records else start_update, (), incoming.version, deadline)
+                    self.patched.broke_off()
+                    start = start_recorded if self._records else start_proven if self._proves else start_update
+                    self._rpc(start, (), incoming.version, deadline)
             for bucket, payload in incoming.receive(deadline):
                 self._loaded += 1
                 if self._writes:
-                    self._patched.write(bucket, payload, incoming.version, self._calling(incoming, deadline))
+                    self.patched.write(bucket, payload, incoming.version, self._calling(incoming, deadline))
                     continue
-                whole, last = whole_of(bucket, payload), self._loaded == len(incoming.manifest.buckets)
+                whole, last = self.patched.whole_of(bucket, payload), self._loaded == len(incoming.manifest.buckets)
                 self._rpc("update_weights", ({"bucket": bucket, "payload": whole, "last": last},), incoming.version, deadline)
-                self._patched.loaded(bucket.index, incoming.version)
+                self.patched.loaded(bucket.index, incoming.version)
         except BaseException:
             self._open = None
-            self._patched.broke_off()
+            self.patched.broke_off()
             raise
 
     def finish(self, incoming: IncomingUpdate, deadline: float) -> None:
         """Put what was loaded in place; errors are those of :meth:`load`."""
         try:
             if self._writes:
-                self._patched.finish(incoming, self._calling(incoming, deadline))
+                self.patched.finish(incoming, self._calling(incoming, deadline))
             else:
                 self._rpc("finish_weight_update", (), incoming.version, deadline)
                 if self._records:
-                    self._patched.recorded(self._ask(plan_of, (), plan_of.__name__, incoming.version, deadline))
+                    self.patched.recorded(self._ask(plan_of, (), plan_of.__name__, incoming.version, deadline))
+                if self._proves:
+                    self.patched.compare(self._calling(incoming, deadline))
             if self._then is not None:
                 self._rpc(self._then, (), incoming.version, deadline)
         except BaseException:
-            self._patched.broke_off()
+            self.patched.broke_off()
             raise
         finally:
             self._open = None
@@ -160,7 +167,7 @@ class WeightUpdates:
         text = "; ".join(said)
         if is_over or self._process_ended() or any(map(_is_fatal, said)):
             return RuntimeFault(f"update to version {version}: {name} failed: {text}")
-        kind = CorruptedWeightsError if CHANGED in text else WeightSyncError
+        kind = CorruptedWeightsError if CHANGED in text else WholeNeededError if SEND_WHOLE in text else WeightSyncError
         return kind(f"update to version {version}: {name} failed in a worker of vLLM: {text}; send a full update")
 
 

@@ -33,6 +33,7 @@ from rljob_runtime.engine.vllm.packed_weights import has_packed_copy, repack_exp
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.assembly import shorten
+from rljob_runtime.weightsync.copies import Kept
 from rljob_runtime.weightsync.packing import as_byte_tensor, unpack
 from rljob_runtime.weightsync.parcel import Remote, view
 from rljob_runtime.weightsync.patching import Places, write_changes, write_whole
@@ -147,6 +148,9 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         self._adapters: dict[str, torch.Tensor] | None = None if vllm_config.lora_config is None else {}
         """What came of an update of adapters; None: updates bring weights."""
         self._records = False
+        self._proves = False
+        """Whether what would be written of the open update is remembered while it is loaded."""
+        self._proves_next = False
         self._part: frozenset[str] | None = None
         """Checkpoint tensors that the next update loads; None: all."""
         self._loading: torch.nn.Module | LayerGroup = model
@@ -184,6 +188,9 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
             self._required &= frozenset(name for name, _ in self.model.named_parameters())
         if self._records:
             self._records, _thread.recorder = False, LoadRecorder(self.model, live, has_packed_copy)
+        self._proves, self._proves_next = self._proves_next, False
+        if self._proves:
+            self.written = {}
 
     def _live_tensors(self) -> list[torch.Tensor]:
         """What the model computes with, also where an update that broke off has replaced it by tensors to load into."""
@@ -198,6 +205,10 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         """Watch the next update, which is a whole one, and find out how the loaders fill the parameters."""
         self._records = True
 
+    def prove_next(self) -> None:
+        """Remember what would be written of the next update, which is a whole one, for :func:`compare_bits`."""
+        self._proves_next = True
+
     def load_next(self, names: frozenset[str]) -> None:
         """The next update brings these checkpoint tensors alone: all of the layers that they fill."""
         self._part = names
@@ -208,11 +219,13 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         Raises:
             WeightSyncError: with ``last`` when parameters of the model were in no bucket.
         """
-        data = self._bytes_of(update_info.payload)
+        data = self.bytes_of(update_info.payload)
         if self._adapters is not None:
             self._adapters |= {name: tensor.clone() for name, tensor in unpack(update_info.bucket, data)}
             return
         data = data.to(self.device)
+        if self._proves:
+            self.written |= self._source_bits(update_info.bucket, data)
         loaded: set[str] | None
         recorder = _recorder()
         if recorder is None:
@@ -231,8 +244,15 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         """What this process has to get by itself."""
         return payload.fetch(self.vllm_config.parallel_config.rank, self.device)
 
-    def _bytes_of(self, payload: Payload) -> torch.Tensor:
+    def bytes_of(self, payload: Payload) -> torch.Tensor:
+        """A whole bucket."""
         return self.fetch(payload) if isinstance(payload, Remote) else as_byte_tensor(view(payload))
+
+    def changes_of(self, payload: Payload) -> torch.Tensor:
+        """What came, where it is not a whole bucket."""
+        if isinstance(payload, Kept):
+            return payload.fetch_arriving(self.vllm_config.parallel_config.rank, self.device)
+        return self.bytes_of(payload)
 
     def _is_filled_again(self, payload: Payload) -> bool:
         """Whether the model's loader sees memory that the next bucket may come to."""
@@ -279,6 +299,16 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
             for tensor, found in self.plan.places.items()
         }
 
+    def _source_bits(self, bucket: Bucket, data: torch.Tensor) -> dict[str, list[int]]:
+        """The same of a bucket's exact tensors, as they are on their way to the parameters."""
+        assert self.plan is not None
+        found = self.plan.places
+        return {
+            name: [fingerprint_of(region.in_source(tensor)) for _, region in found[name]]
+            for name, tensor in unpack(bucket, data)
+            if name in found
+        }
+
     def take_adapters(self) -> dict[str, torch.Tensor]:
         """All that the last update brought; they are the caller's now."""
         taken, self._adapters = self._adapters or {}, {}
@@ -291,6 +321,12 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
 def start_recorded(worker: Any) -> None:
     """Start an update, a whole one, which is watched; see :mod:`~rljob_runtime.engine.vllm.load_record`."""
     worker.weight_transfer_engine.record_next()
+    start_update(worker)
+
+
+def start_proven(worker: Any) -> None:
+    """Start an update, a whole one, of which :func:`compare_bits` compares what it leaves with what would have been written."""
+    worker.weight_transfer_engine.prove_next()
     start_update(worker)
 
 
@@ -307,13 +343,13 @@ def plan_of(worker: Any) -> LoadPlan | None:
 
 
 def write_bucket(worker: Any, bucket: Bucket, payload: Payload, is_whole: bool) -> None:
-    """Write a bucket's exact tensors into the parameters, all of them or what changed."""
-    engine, data = worker.weight_transfer_engine, view(payload)
+    """Write a bucket's exact tensors into the parameters, all of them or what changed; a worker that fetches it may keep a copy."""
+    engine = worker.weight_transfer_engine
     places = engine.places(bucket)
     if is_whole:
-        write_whole(places, bucket, as_byte_tensor(data).to(engine.device))
+        write_whole(places, bucket, engine.bytes_of(payload).to(engine.device))
     else:
-        write_changes(places, bucket, data)
+        write_changes(places, bucket, engine.changes_of(payload))
 
 
 def remember_bits(worker: Any) -> None:

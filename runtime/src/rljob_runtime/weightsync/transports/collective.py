@@ -28,9 +28,10 @@ import torch
 
 from rljob_runtime.cluster.protocol import Pending
 from rljob_runtime.errors import WeightSyncError
-from rljob_runtime.records import WeightManifest
+from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.weightsync.assembly import Part, UpdateAssembly
 from rljob_runtime.weightsync.delta import DeltaEncoder, Images
+from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
 from rljob_runtime.weightsync.group import MEMBERSHIPS, Meeting, Outbox, device_here
 from rljob_runtime.weightsync.meetings import Meetings
 from rljob_runtime.weightsync.packing import as_byte_tensor
@@ -56,8 +57,6 @@ class CollectiveTransport(TestedTransport):
         self._meetings: Meetings | None = None
 
     async def _prepare(self, link: SyncLink) -> None:
-        if self.on_device and self._settings.dense_above is not None:
-            raise WeightSyncError("changed numbers alone are applied in host memory; remove weightSync.delta")
         await self._release("a new group takes its place")
         senders = tuple(shared_out(link.manifest, self._settings.senders)[0])
         seats = {rank: self._seats(link, rank) for rank in senders}
@@ -74,7 +73,7 @@ class CollectiveTransport(TestedTransport):
                 "first_ranks": {rank: seats[rank][index][0] for rank in senders},
                 "streams": self.on_device,
                 "tests": tests,
-                "sparse": self._settings.dense_above is not None,
+                "copies": self._settings.copies_of(index),
             }
             made[index] = engine.start("prepare_receiver", f"{__name__}:{BroadcastReceiver.__name__}", receiver)
         await link.together_done(made)
@@ -213,7 +212,9 @@ class BroadcastSender:
         self._device = device_here() if on_device else HOST
         meeting = meetings.get(source.rank)
         self._outbox = None if meeting is None else Outbox(meeting, self._device)
-        self._delta = None if dense_above is None else DeltaEncoder(dense_above)
+        self._delta: _HostDelta | DeviceDeltaEncoder | None = None
+        if dense_above is not None:
+            self._delta = DeviceDeltaEncoder(dense_above, self._device) if on_device else _HostDelta(dense_above)
 
     def send(self, version: int, part: int) -> Parcel | None:
         """Put its bucket on its way, on a sender that has one; None elsewhere."""
@@ -227,14 +228,13 @@ class BroadcastSender:
         if delta is None:
             data = torch.zeros(bucket.size_bytes, dtype=torch.uint8, device=self._device)  # zeros: gaps count in checksums
         else:
-            data = as_byte_tensor(delta.room(bucket))
+            data = delta.room(bucket)
         self._source.pack_buckets(owned, data if data.is_cuda else data.numpy())
         if fault is not None:  # only now: other ranks were in the same gather
             raise fault
         base = None
         if delta is not None:
-            sparse, base = delta.encode(version, bucket, data.numpy())
-            data = as_byte_tensor(sparse)
+            data, base = delta.encode(version, bucket, data)
         proof = fingerprint(data)
         sent = Broadcast(
             meeting=self._outbox.meeting,
@@ -251,24 +251,38 @@ class BroadcastSender:
             self._outbox.close()
 
 
+class _HostDelta:
+    """The encoder of host memory, of tensors there."""
+
+    def __init__(self, dense_above: float) -> None:
+        self._encoder = DeltaEncoder(dense_above)
+
+    def room(self, bucket: Bucket) -> torch.Tensor:
+        return as_byte_tensor(self._encoder.room(bucket))
+
+    def encode(self, version: int, bucket: Bucket, packed: torch.Tensor) -> tuple[torch.Tensor, int | None]:
+        data, base = self._encoder.encode(version, bucket, packed.numpy())
+        return as_byte_tensor(data), base
+
+
 class BroadcastReceiver:
     """An engine's end."""
 
-    def __init__(self, *, first_ranks: Mapping[int, int], streams: bool, tests: Sequence[Parcel], sparse: bool) -> None:
+    def __init__(self, *, first_ranks: Mapping[int, int], streams: bool, tests: Sequence[Parcel], copies: str | None) -> None:
         """Receive the first bucket of every sender, unless every process of the engine does so by itself.
 
         Args:
             first_ranks: of the engine's processes in the group of each sender.
             streams: each process receives on its own device; else this one for all, while the engine generates.
             tests: what senders sent first.
-            sparse: later ones may bring only what changed.
+            copies: name of the engine's copies, where later buckets may bring only what changed; None: all are whole.
 
         Raises:
             WeightSyncError, DeadlineError: it did not come, or is not what was sent.
         """
         self._first_ranks = first_ranks
         self._streams = streams
-        self._images = Images() if sparse else None
+        self._images = None if copies is None else Images(copies if streams else None)
         seated = [self._seated(test) for test in tests]
         self.tests: Sequence[Remote] = [test.payload for test in seated if isinstance(test.payload, Remote)] if streams else ()
         for test in seated if not streams else ():

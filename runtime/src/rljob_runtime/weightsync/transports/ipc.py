@@ -30,6 +30,8 @@ from rljob_runtime.cluster.protocol import Pending
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
+from rljob_runtime.weightsync.delta import Images
+from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
 from rljob_runtime.weightsync.group import device_here
 from rljob_runtime.weightsync.parcel import NOT_OPENED, Parcel, Remote, compare, fingerprint
 from rljob_runtime.weightsync.transport import Shapes, SyncLink, TransportSettings, WeightSource
@@ -57,13 +59,12 @@ class IpcTransport(TestedTransport):
         self._sources: dict[Reader, int] = {}
 
     async def _prepare(self, link: SyncLink) -> None:
-        if self._settings.dense_above is not None:
-            raise WeightSyncError("changed numbers alone save nothing where no byte travels; remove weightSync.delta")
         self._sources = self._neighbors(link)
         readers: dict[int, list[Reader]] = {}
         for reader, rank in self._sources.items():
             readers.setdefault(rank, []).append(reader)
-        made = link.on_trainers("prepare_sender", f"{__name__}:{HandleSender.__name__}", link.manifest, {"readers": readers})
+        sender = {"readers": readers, "dense_above": self._settings.dense_above}
+        made = link.on_trainers("prepare_sender", f"{__name__}:{HandleSender.__name__}", link.manifest, sender)
         await link.trainers_done(made)
         packed = await link.trainers_done(link.on_trainers("send_weights", TEST_VERSION, TEST_PART))
         ends = {
@@ -88,13 +89,13 @@ class IpcTransport(TestedTransport):
         return found
 
     def _test(self, index: int, packed: Sequence[Mapping[Reader, Parcel] | None]) -> dict[str, Any]:
-        return {"streams": True, "tests": [self._for_engine(index, packed)]}
+        return {"streams": True, "tests": [self._for_engine(index, packed)], "copies": self._settings.copies_of(index)}
 
     def _for_engine(self, index: int, packed: Sequence[Mapping[Reader, Parcel] | None]) -> Parcel:
         """What the processes of an engine open, as one parcel."""
         own = [(packed[rank] or {})[reader] for reader, rank in self._sources.items() if reader[0] == index]
         payloads = [parcel.payload for parcel in own]
-        if any(parcel.checksum != own[0].checksum for parcel in own):
+        if any((parcel.checksum, parcel.base) != (own[0].checksum, own[0].base) for parcel in own):
             raise WeightSyncError("trainer ranks packed different bytes of one bucket")
         opened = tuple(payload.exports[0] for payload in payloads if isinstance(payload, Export))
         assert isinstance(own[0].payload, Export)
@@ -131,7 +132,7 @@ class Export(Remote):
     """A bucket in memory of devices that its readers are on, too."""
 
     exports: tuple[bytes, ...]
-    """By process of the engine; what opens the memory in one other process, once."""
+    """By process of the engine; what opens the memory in one other process, once. Not opened where there are no bytes."""
     size_bytes: int
     sent_checksum: int
     what: str
@@ -149,6 +150,8 @@ class Export(Remote):
 
     def fetch(self, process: int, device: torch.device) -> torch.Tensor:
         """Open the memory; see ``Remote.fetch``."""
+        if not self.size_bytes:
+            return torch.empty(0, dtype=torch.uint8, device=device)
         try:
             data = _opened(self.exports[process], device)
         except (RuntimeError, OSError, EOFError) as error:
@@ -160,14 +163,17 @@ class Export(Remote):
 class HandleSender:
     """A trainer rank's end: a part is one bucket, which every rank with readers packs."""
 
-    def __init__(self, source: WeightSource, manifest: WeightManifest, *, readers: Mapping[int, Sequence[Reader]]) -> None:
-        """``readers``: by rank, who reads from it."""
+    def __init__(
+        self, source: WeightSource, manifest: WeightManifest, *, readers: Mapping[int, Sequence[Reader]], dense_above: float | None
+    ) -> None:
+        """``readers``: by rank, who reads from it; ``dense_above`` as in the settings."""
         self._source = source
         self._manifest = manifest
         self._ranks = tuple(readers)
         self._readers = tuple(readers.get(source.rank, ()))
         self._device = device_here()
         self._held: dict[int, torch.Tensor] = {}
+        self._delta = None if dense_above is None or not self._readers else DeviceDeltaEncoder(dense_above, self._device)
 
     def send(self, version: int, part: int) -> Mapping[Reader, Parcel] | None:
         """A parcel for each of the rank's readers, None where it has none; or give back what they have read."""
@@ -180,18 +186,32 @@ class HandleSender:
             self._source.pack_buckets(owned)
             return None
         self._held.pop(part % TURNS, None)
-        data = self._held[part % TURNS] = shared_buffer(bucket, self._device)
-        self._source.pack_buckets(owned, data if data.is_cuda else data.numpy())
+        data, base = self._packed(version, bucket, owned)
+        self._held[part % TURNS] = data
         proof = fingerprint(data)  # on CUDA also the end of what is still being packed
-        what = f"bucket {bucket.index} of weights v{version} ({bucket.size_bytes} bytes) from trainer rank {self._source.rank}"
+        what = f"bucket {bucket.index} of weights v{version} ({data.numel()} bytes) from trainer rank {self._source.rank}"
         return {
             reader: Parcel(
                 version=version,
                 checksum=proof,
-                payload=Export(exports=(_exported(data),), size_bytes=bucket.size_bytes, sent_checksum=proof, what=what),
+                payload=Export(
+                    exports=(_exported(data) if data.numel() else b"",), size_bytes=data.numel(), sent_checksum=proof, what=what
+                ),
+                base=base,
             )
             for reader in self._readers
         }
+
+    def _packed(self, version: int, bucket: Bucket, owned: Mapping[int, Bucket]) -> tuple[torch.Tensor, int | None]:
+        """What the readers get of a bucket, where they can open it, and the version that it changes."""
+        delta = None if version == TEST_VERSION else self._delta
+        room = shared_buffer(bucket.size_bytes, self._device) if delta is None else delta.room(bucket)
+        self._source.pack_buckets(owned, room if room.is_cuda else room.numpy())
+        if delta is None:
+            return room, None
+        encoded, base = delta.encode(version, bucket, room)
+        data = shared_buffer(encoded.numel(), self._device)
+        return data.copy_(encoded), base
 
     def close(self) -> None:
         """Give the buffers back."""
@@ -203,23 +223,31 @@ class HandleSender:
 class HandleReceiver:
     """An engine's end; its processes open what comes by themselves."""
 
-    def __init__(self, *, streams: bool, tests: Sequence[Parcel]) -> None:
-        """``tests``: what the ranks on the engine's devices packed first; ``streams``: always, as buffers are filled again."""
+    def __init__(self, *, streams: bool, tests: Sequence[Parcel], copies: str | None) -> None:
+        """Keep the settings.
+
+        Args:
+            streams: always, as buffers are filled again.
+            tests: what the ranks on the engine's devices packed first.
+            copies: name of the engine's copies, where later buckets may bring only what changed; None: all are whole.
+        """
         self._streams = streams
+        self._images = None if copies is None else Images(copies)
         self.tests: Sequence[Remote] = [test.payload for test in tests if isinstance(test.payload, Remote)]
 
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
         """Open an update."""
-        return UpdateAssembly(manifest, version, expected, streams=self._streams)
+        return UpdateAssembly(manifest, version, expected, streams=self._streams, images=self._images)
 
 
-def shared_buffer(bucket: Bucket, device: torch.device) -> torch.Tensor:
+def shared_buffer(num_bytes: int, device: torch.device) -> torch.Tensor:
     """Zeros, of which gaps between slots keep theirs; in host memory where others can open it."""
     if device.type == "cuda":
         with _plain_segments():
-            return torch.zeros(bucket.size_bytes, dtype=torch.uint8, device=device)
+            return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     torch.multiprocessing.set_sharing_strategy("file_system")  # the default passes an open file, which an unrelated process cannot receive
-    return torch.zeros(bucket.size_bytes, dtype=torch.uint8).share_memory_()
+    data = torch.zeros(num_bytes, dtype=torch.uint8)
+    return data.share_memory_() if num_bytes else data
 
 
 @contextmanager
