@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ from rljob_runtime.records import Bucket, OnRunning, WeightManifest
 from rljob_runtime.training.parallel import Layout, make_layout
 from rljob_runtime.training.weights import pack_buckets
 from rljob_runtime.weightsync.packing import pack, unpack
-from rljob_runtime.weightsync.parcel import Held, checksum, view
+from rljob_runtime.weightsync.parcel import Held, checksum, copied, view
 from rljob_runtime.weightsync.patching import Places, Region, write_changes
 from rljob_runtime.weightsync.transport import ByteArray, IncomingUpdate, Receiver, Sender, make_end
 
@@ -83,13 +83,15 @@ class Trainer(Member):
             bits = tensor.view(torch.int16).view(-1)
             bits[:: max(round(1 / changed), 1)] ^= 1
 
-    def pack_buckets(self, buckets: Mapping[int, Bucket], out: ByteArray | None = None) -> ByteArray | None:
+    def pack_buckets(
+        self, buckets: Mapping[int, Bucket], out: ByteArray | None = None, on_packed: Callable[[int], None] | None = None
+    ) -> ByteArray | None:
         """As a trainer rank does."""
         if self._model is not None:
-            return cast("ByteArray | None", pack_buckets(cast(Any, self._model), buckets, out))
+            return cast("ByteArray | None", pack_buckets(cast(Any, self._model), buckets, out, on_packed))
         bucket = buckets[self.rank]
         out = np.zeros(bucket.size_bytes, dtype=np.uint8) if out is None else out
-        pack(bucket, self._tensors, out)
+        pack(bucket, self._tensors, out, on_packed)
         return out
 
     def prepare_sender(self, sender: str, manifest: WeightManifest, settings: Mapping[str, Any]) -> None:
@@ -234,10 +236,9 @@ class Engine(Member):
             if isinstance(payload, Held) and payload.changes is not None and bucket.index in self._weights:
                 write_changes(self._places(bucket), bucket, view(payload.changes))
                 continue
-            data = view(payload)
             if bucket.index not in self._weights:
-                self._weights[bucket.index] = np.empty(data.size, dtype=np.uint8)
-            np.copyto(self._weights[bucket.index], data)
+                self._weights[bucket.index] = np.empty(bucket.size_bytes, dtype=np.uint8)
+            copied(payload, self._weights[bucket.index])
 
     def _places(self, bucket: Bucket) -> Places:
         """Each tensor as a parameter of its own, in this engine's memory."""
