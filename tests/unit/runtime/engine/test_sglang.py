@@ -182,7 +182,7 @@ def test_a_cache_that_holds_no_request_is_refused_with_the_size_that_does() -> N
 def test_a_bucket_travels_as_it_is() -> None:
     (bucket,) = plan_buckets([("a", "float32", (2, 3)), ("b", "bfloat16", (5,))], 10_000).buckets
     data = np.arange(bucket.size_bytes, dtype=np.uint8)
-    sent = update_body(bucket, shared(bucket, data), 2, "12")
+    sent = update_body(bucket, shared(data), 2, "12")
     assert (sent["weight_version"], sent["flush_cache"], len(sent["serialized_named_tensors"])) == ("12", False, 2)
     content = pickle.loads(base64.b64decode(sent["serialized_named_tensors"][1]))
     assert content["flattened_tensor"].numpy().tobytes() == data.tobytes()
@@ -201,7 +201,7 @@ for each in json.load(sys.stdin):
 
 def test_every_rank_can_open_a_bucket_after_the_others_have_let_go() -> None:
     (bucket,) = plan_buckets([("a", "float32", (4,))], 10_000).buckets
-    data = shared(bucket, np.arange(bucket.size_bytes, dtype=np.uint8))
+    data = shared(np.arange(bucket.size_bytes, dtype=np.uint8))
     sent = json.dumps(update_body(bucket, data, 4, "12")["serialized_named_tensors"])
     command = [sys.executable, "-c", OPENS_ONE_AFTER_THE_OTHER]
     opened = subprocess.run(command, input=sent, capture_output=True, text=True, timeout=HANG_S, check=False)

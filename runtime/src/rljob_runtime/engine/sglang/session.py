@@ -28,7 +28,7 @@ from rljob_runtime.engine.stop_strings import Decode, StopFinder, reach
 from rljob_runtime.errors import DeadlineError, EngineDiedError, WeightSyncError
 from rljob_runtime.offload.states import Residence, StateKind
 from rljob_runtime.records import Bucket, Completion, GenerationRequest, OnRunning
-from rljob_runtime.weightsync.parcel import Payload
+from rljob_runtime.weightsync.parcel import Payload, view
 from rljob_runtime.weightsync.transport import IncomingUpdate
 
 SWITCH_GRACE_S = 30.0
@@ -278,7 +278,7 @@ class SglangSession:
         arriving = incoming.receive(deadline)
         while (arrived := await asyncio.to_thread(_next, arriving)) is not None:
             bucket, data = arrived
-            kept = await asyncio.to_thread(weights.shared, bucket, data)
+            kept = await asyncio.to_thread(weights.shared, view(data))
             body = weights.update_body(bucket, kept, self.config.tensor_parallel_size, str(version) if bucket.index == last else None)
             await call("/update_weights_from_tensor", body)
         await call("/end_weight_update", {})

@@ -11,20 +11,17 @@ import torch
 import torch.multiprocessing
 
 from rljob_runtime.records import Bucket
-from rljob_runtime.weightsync.parcel import Payload, copied
+from rljob_runtime.weightsync.packing import ByteArray, as_byte_tensor
 
 
-def shared(bucket: Bucket, payload: Payload) -> torch.Tensor:
-    """The bytes of a bucket in shared memory that has a name.
+def shared(data: ByteArray) -> torch.Tensor:
+    """The bytes in shared memory that has a name.
 
     Torch's default passes an open file, which an unrelated process cannot receive: it would end the server.
-
-    Raises:
-        CorruptedWeightsError, WeightSyncError: as of :func:`~rljob_runtime.weightsync.parcel.copied`.
     """
     torch.multiprocessing.set_sharing_strategy("file_system")
-    copy = torch.empty(bucket.size_bytes, dtype=torch.uint8).share_memory_()
-    copied(payload, copy.numpy())
+    copy = torch.empty(data.size, dtype=torch.uint8).share_memory_()
+    copy.copy_(as_byte_tensor(data))
     return copy
 
 
