@@ -137,8 +137,8 @@ class Parcel:
     def unproven(self, what: str) -> UnprovenBytes:
         """What lies in shared memory, to be compared by those that load it."""
         assert isinstance(self.payload, SharedBytes)
-        place = {"segment": self.payload.segment, "size_bytes": self.payload.size_bytes}
-        return UnprovenBytes(**place, checksum=self.checksum, what=self._described(what))
+        where = self.payload
+        return UnprovenBytes(segment=where.segment, size_bytes=where.size_bytes, checksum=self.checksum, what=self._described(what))
 
     def _described(self, what: str) -> str:
         return f"{what} of weights v{self.version} ({self.size_bytes} bytes)"

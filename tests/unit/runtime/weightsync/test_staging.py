@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,10 @@ def test_copies_that_were_begun_have_ended_before_an_error_leaves(way: str) -> N
     one = staging(cuda)
     if way == "off":
         one.add(*segments.whole(0))
-    copying = {"off": lambda: one.off(some_bytes(1), segments.array(0, SIZE)), "onto": lambda: one.onto(segments.shared(0, SIZE))}
+    copying: Mapping[str, Callable[[], object]] = {
+        "off": lambda: one.off(some_bytes(1), segments.array(0, SIZE)),
+        "onto": lambda: one.onto(segments.shared(0, SIZE)),
+    }
     with pytest.raises(RuntimeError, match="a copy could not be begun"):
         copying[way]()
     assert cuda.events == ["lock", "copy", "copy", "drain"]
