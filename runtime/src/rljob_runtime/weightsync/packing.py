@@ -27,8 +27,8 @@ ByteArray = npt.NDArray[np.uint8]
 DEFAULT_ALIGN_BYTES = 64
 """One cache line, and a multiple of every element size, so that typed views are always possible."""
 
-PIECE_BYTES = 512 << 10
-"""Copied at a time where what was copied is read again: half of a core's cache."""
+PIECE_BYTES = 2 << 20
+"""Copied at a time where what was copied is read again: what the caches hold, and no less, see ``parcel.BLOCK_BYTES``."""
 
 DTYPE_BYTES: Mapping[str, int] = {
     "float64": 8,
