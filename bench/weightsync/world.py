@@ -19,7 +19,7 @@ from rljob_runtime.records import Bucket, OnRunning, WeightManifest
 from rljob_runtime.training.parallel import Layout, make_layout
 from rljob_runtime.training.weights import pack_buckets
 from rljob_runtime.weightsync.packing import pack, unpack
-from rljob_runtime.weightsync.parcel import Held, checksum, copied, view
+from rljob_runtime.weightsync.parcel import Held, checksum, view
 from rljob_runtime.weightsync.patching import Places, Region, write_changes
 from rljob_runtime.weightsync.transport import ByteArray, IncomingUpdate, Receiver, Sender, make_end
 
@@ -236,9 +236,10 @@ class Engine(Member):
             if isinstance(payload, Held) and payload.changes is not None and bucket.index in self._weights:
                 write_changes(self._places(bucket), bucket, view(payload.changes))
                 continue
+            data = view(payload)
             if bucket.index not in self._weights:
-                self._weights[bucket.index] = np.empty(bucket.size_bytes, dtype=np.uint8)
-            copied(payload, self._weights[bucket.index])
+                self._weights[bucket.index] = np.empty(data.size, dtype=np.uint8)
+            np.copyto(self._weights[bucket.index], data)
 
     def _places(self, bucket: Bucket) -> Places:
         """Each tensor as a parameter of its own, in this engine's memory."""

@@ -23,7 +23,7 @@ CHANGED = "its bytes changed on the way"
 NOT_OPENED = "cannot be opened on"
 """The same of memory of another process that cannot be reached from here: what CUDA says of that is no end of the reader's device."""
 BLOCK_BYTES = 2 << 20
-"""Of a checksum: a block is copied and hashed with one trip to the memory. Copies of less than 1 MiB take twice as long on an AMD EPYC."""
+"""Of a checksum: a block is packed and hashed with one trip to the memory. Copies of less than 1 MiB take twice as long on an AMD EPYC."""
 CHUNK_WORDS = 1 << 22
 """Of 8 bytes, summed at a time on a device: what a checksum takes beside the data."""
 
@@ -172,28 +172,6 @@ def view(payload: Payload) -> ByteArray:
         fetched: ByteArray = payload.fetch(0, torch.device("cpu")).numpy()
         return fetched
     return payload if isinstance(payload, np.ndarray) else payload.view()
-
-
-def copied(payload: Payload, out: ByteArray) -> None:
-    """Copy a whole bucket; bytes that nobody has proven are on the way, while they are in a core's cache.
-
-    Args:
-        payload: of the bucket.
-        out: shape (size of the bucket,) uint8; its content is undefined after an error.
-
-    Raises:
-        CorruptedWeightsError, WeightSyncError: as of :func:`view`.
-    """
-    if not isinstance(payload, UnprovenBytes):
-        np.copyto(out, view(payload))
-        return
-    data = payload.unproven()
-    digest = Digest(data)
-    for first in range(0, data.size, BLOCK_BYTES):
-        end = min(first + BLOCK_BYTES, data.size)
-        out[first:end] = data[first:end]
-        digest.advance(end)
-    payload.prove(digest)
 
 
 def compare(found: int, sent: int, what: str) -> None:
