@@ -11,17 +11,22 @@ from typing import Any
 import torch
 
 from bench.gpu_check.children import context
-from bench.gpu_check.lines import Line, equal
+from bench.gpu_check.limits import copy_rates
+from bench.gpu_check.lines import Line, equal, share
 from bench.gpu_check.policy import folder_of
 from bench.gpu_check.ports import free_ports
 from bench.gpu_check.scale import Scale
+from bench.gpu_check.timing import median_s
 from rljob_runtime.cluster.inprocess import InProcessWorker
 from rljob_runtime.errors import RuntimeFault
+from rljob_runtime.offload.copies import HostCopies
 from rljob_runtime.records import WeightManifest
 from rljob_runtime.weightsync.device_delta import WHOLE_FIRST
 from rljob_runtime.weightsync.packing import plan_buckets
 from rljob_runtime.weightsync.probe import ProbeLimits
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
+from rljob_runtime.weightsync.shared_memory import Segments, prefix_of
+from rljob_runtime.weightsync.staging import Staging, staging_for
 from rljob_runtime.weightsync.transport import TransportSettings
 from rljob_runtime.weightsync.transports.collective import NcclTransport, TcpTransport
 from rljob_runtime.weightsync.transports.ipc import IpcTransport
@@ -58,6 +63,7 @@ def check(scale: Scale) -> Iterator[Line]:
     """Each transport: the first sync, one of weights that a step has changed, and the bits that have arrived."""
     from bench.gpu_check.sync_ends import Proxy, serve
 
+    yield from _staged(scale)
     ctx = context()
     settings = _settings(scale)
     pairs = [ctx.Pipe() for _ in range(2)]
@@ -117,11 +123,53 @@ def _way(way: Way, trainer: Any, engine: Any, manifest: WeightManifest, scale: S
     moved, seconds = found["bytes"], found["seconds"]
     what = f"{way.title}, {manifest.total_bytes / 2**20:.0f} MiB in {len(manifest.buckets)} buckets"
     rate = manifest.total_bytes / seconds / 1e9
-    yield Line(check="transports", what=what, value=rate, unit="GB/s", note=_where(way, scale))
+    if way.make is SharedMemoryTransport and not way.delta:
+        copies = copy_rates(scale.device, scale.copied_bytes, scale.repeat)
+        limit, name = min(copies["off"], copies["onto"]) / 1e9, "the slower of the copies off and onto the device, pinned"
+        yield share("transports", what, rate, "GB/s", limit=limit, limit_name=name, at_least=None, note=_where(way, scale))
+    else:
+        yield Line(check="transports", what=what, value=rate, unit="GB/s", note=_where(way, scale))
     if way.delta:
         changed = f"{way.title}: bytes that traveled after a step"
         yield Line(check="transports", what=changed, value=moved / manifest.total_bytes, unit="of all")
     yield equal("transports", f"{way.title}: parameters with other bits", found["differing"])
+
+
+def _staged(scale: Scale) -> Iterator[Line]:
+    """Copies between the device and a segment as both ends of the transport make them, checksums included, beside bare copies."""
+    segments = Segments(prefix_of(f"staged{os.getpid()}"), 1, scale.bucket_bytes)
+    staging = staging_for(scale.device) or Staging(scale.device, HostCopies(), _Unlocked())
+    size = scale.bucket_bytes
+    source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=scale.device)
+    came: list[torch.Tensor] = []
+    try:
+        staging.add(*segments.whole(0))
+        seconds = {
+            "off": median_s(scale.device, scale.repeat, lambda: staging.off(source, segments.array(0, size))),
+            "onto": median_s(scale.device, scale.repeat, lambda: came.append(staging.onto(segments.shared(0, size)))),
+        }
+        refused = staging.pageable
+    finally:
+        staging.close()
+        segments.close()
+    bare = copy_rates(scale.device, scale.copied_bytes, scale.repeat)
+    for way, what in (("off", "device to a page-locked segment"), ("onto", "page-locked segment to the device")):
+        rate, limit = size / seconds[way] / 1e9, bare[way] / 1e9
+        if refused is not None:
+            yield Line(check="transports", what=what, failed=refused)
+        else:
+            yield share("transports", what, rate, "GB/s", limit=limit, limit_name="bare copy, pinned", at_least=scale.speed(0.5))
+    yield equal("transports", "bytes that a segment changed", float((came[-1] != source).sum().item()))
+
+
+class _Unlocked:
+    """Page-locking where the device is the host."""
+
+    def lock(self, address: int, size_bytes: int) -> str | None:
+        """Nothing to lock."""
+
+    def unlock(self, address: int) -> str | None:
+        """Nothing to unlock."""
 
 
 async def _published(way: Way, trainer: Any, engine: Any, manifest: WeightManifest, wait_s: float) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from rljob_runtime.weightsync.copies import Kept
 from rljob_runtime.weightsync.packing import as_byte_tensor, unpack
 from rljob_runtime.weightsync.parcel import Payload, Remote, checksum, view
 from rljob_runtime.weightsync.patching import Places, Region, write_changes
+from rljob_runtime.weightsync.shared_memory import SharedBytes
+from rljob_runtime.weightsync.staging import Staging, staging_for
 from rljob_runtime.weightsync.transport import IncomingUpdate, make_end
 
 
@@ -58,11 +60,15 @@ class Receiver(FakeEngine):
         super().__init__()
         self._devices = settings["devices"]
         self._device = torch.device("cpu")
+        self._staging: Staging | None = None
         self._held: dict[str, torch.Tensor] = {}
 
     def use(self, index: int | None) -> None:
         """What the engine computes on."""
         self._device = torch.device("cpu") if index is None else torch.device("cuda", index % self._devices)
+        if self._staging is not None:
+            self._staging.close()
+        self._staging = staging_for(self._device)
         self._held.clear()
 
     def prepare_receiver(self, receiver: str, settings: Mapping[str, Any]) -> None:
@@ -78,7 +84,11 @@ class Receiver(FakeEngine):
         return {name: total(tensor) for name, tensor in self._held.items()}
 
     def _bytes_of(self, payload: Payload) -> torch.Tensor:
-        return payload.fetch(0, self._device) if isinstance(payload, Remote) else as_byte_tensor(view(payload))
+        if isinstance(payload, Remote):
+            return payload.fetch(0, self._device)
+        if self._staging is not None and isinstance(payload, SharedBytes):
+            return self._staging.onto(payload)
+        return as_byte_tensor(view(payload))
 
     def _places(self, bucket: Bucket) -> Places:
         """Each tensor as a parameter of its own."""

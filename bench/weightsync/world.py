@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -84,13 +84,15 @@ class Trainer(Member):
             bits = tensor.view(torch.int16).view(-1)
             bits[:: max(round(1 / changed), 1)] ^= 1
 
-    def pack_buckets(self, buckets: Mapping[int, Bucket], out: ByteArray | None = None) -> ByteArray | None:
+    def pack_buckets(
+        self, buckets: Mapping[int, Bucket], out: ByteArray | None = None, on_packed: Callable[[int], None] | None = None
+    ) -> ByteArray | None:
         """As a trainer rank does."""
         if self._model is not None:
-            return cast("ByteArray | None", pack_buckets(cast(Any, self._model), buckets, out))
+            return cast("ByteArray | None", pack_buckets(cast(Any, self._model), buckets, out, on_packed))
         bucket = buckets[self.rank]
         out = np.zeros(bucket.size_bytes, dtype=np.uint8) if out is None else out
-        pack(bucket, self._tensors, out)
+        pack(bucket, self._tensors, out, on_packed)
         return out
 
     def prepare_sender(self, sender: str, manifest: WeightManifest, settings: Mapping[str, Any]) -> None:

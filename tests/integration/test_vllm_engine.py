@@ -25,6 +25,7 @@ from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.packing import pack
 from rljob_runtime.weightsync.parcel import Parcel, sealed
 from rljob_runtime.weightsync.shared_memory import Segments
+from rljob_runtime.weightsync.staging import Staging
 from tests.support.engine_bits import multiplied_bits
 from tests.support.engine_contract import (
     EOS,
@@ -49,6 +50,7 @@ from tests.support.engine_contract import (
     wait_for_tokens,
     weights,
 )
+from tests.support.fake_cuda import StrictFakeCuda
 from tests.support.records import collected, tokens
 from tests.support.sparse_updates import PACKED_RECEIVER, FetchedUpdates, SparseUpdates, push_whole
 from tests.support.vllm_engine import forget_loads, running
@@ -346,14 +348,21 @@ def test_pipeline_stages_sample_under_the_weights_that_they_name(tmp_path: Path)
         assert multiplied_bits(engine) == AS_READ[engine]
 
 
-def test_an_update_does_not_wait_for_scales_that_vllm_computes_itself() -> None:
-    """As with ``quantization: fp8``, which a CPU cannot compute: processing replaces the weight and adds its scale."""
+def test_an_update_does_not_wait_for_scales_that_vllm_computes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last update goes by way of a device, from shared memory.
+
+    As with ``quantization: fp8``, which a CPU cannot compute: processing replaces the weight and adds its scale.
+    """
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
     from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
     from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
+    from rljob_runtime.engine.vllm import weight_receiver
     from rljob_runtime.engine.vllm.weight_receiver import BucketReceiver, BucketUpdate, register
+
+    cuda = StrictFakeCuda()
+    monkeypatch.setattr(weight_receiver, "staging_for", lambda device: Staging(device, cuda, cuda))
 
     class Scaling(UnquantizedLinearMethod):
         def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
@@ -385,12 +394,18 @@ def test_an_update_does_not_wait_for_scales_that_vllm_computes_itself() -> None:
     receiver = BucketReceiver(WeightTransferConfig(backend="rljob"), cast(Any, settings), torch.device("cpu"), model)
     tensors = {"layer.weight": 3 * torch.eye(4)}
     (bucket,) = manifest_of(tensors).buckets
-    for _ in range(2):
+    segments = Segments(f"rljob-vllm{os.getpid()}-", 1, bucket.size_bytes)
+    for payload in (packed(bucket, tensors), packed(bucket, tensors), segments.shared(0, bucket.size_bytes)):
+        pack(bucket, tensors, segments.array(0, bucket.size_bytes))
         receiver.start_weight_update()
-        receiver.receive_weights(BucketUpdate(bucket=bucket, payload=packed(bucket, tensors), last=True))
+        receiver.receive_weights(BucketUpdate(bucket=bucket, payload=payload, last=True))
         receiver.finish_weight_update()
         assert model.layer.weight_scale.item() == 3
         assert torch.equal(model.layer.weight, torch.eye(4))
+    assert cuda.events == ["lock", "copy", "drain"]
+    receiver.shutdown()
+    assert cuda.locked == {}
+    segments.close()
     receiver.start_weight_update()
     with pytest.raises(WeightSyncError, match=r"no data for layer\.weight"):
         receiver.receive_weights(BucketUpdate(bucket=Bucket(index=0, size_bytes=0, slots=()), payload=np.zeros(0, np.uint8), last=True))

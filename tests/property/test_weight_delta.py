@@ -60,7 +60,7 @@ class Trainer:
     def specs(self) -> list[tuple[str, str, tuple[int, ...]]]:
         return [(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in self.tensors.items()]
 
-    def pack_buckets(self, buckets: Mapping[int, Bucket], out: ByteArray | None = None) -> ByteArray:
+    def pack_buckets(self, buckets: Mapping[int, Bucket], out: ByteArray | None = None, on_packed: Any = None) -> ByteArray:
         bucket = buckets[self.rank]
         out = np.zeros(bucket.size_bytes, dtype=np.uint8) if out is None else out
         pack(bucket, self.tensors, out)

@@ -85,7 +85,7 @@ class Trainer:
         self.corrupts -= 1
         return corrupted(sent) if isinstance(sent, Parcel) else {reader: corrupted(parcel) for reader, parcel in sent.items()}
 
-    def pack_buckets(self, buckets: Mapping[int, Bucket], out: ByteArray | None = None) -> ByteArray:
+    def pack_buckets(self, buckets: Mapping[int, Bucket], out: ByteArray | None = None, on_packed: Any = None) -> ByteArray:
         bucket = buckets[self.rank]
         out = np.zeros(bucket.size_bytes, dtype=np.uint8) if out is None else out
         for slot in bucket.slots:

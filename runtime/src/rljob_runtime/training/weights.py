@@ -10,7 +10,7 @@ engines see an ordinary model, or the adapters alone. Experts travel as the matr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,7 +64,10 @@ def parts_of(model: nn.Module) -> Mapping[str, NamedPart]:
 
 
 def pack_buckets(
-    model: nn.Module, buckets: Mapping[int, Bucket], out: ByteArray | torch.Tensor | None = None
+    model: nn.Module,
+    buckets: Mapping[int, Bucket],
+    out: ByteArray | torch.Tensor | None = None,
+    on_packed: Callable[[int], None] | None = None,
 ) -> ByteArray | torch.Tensor | None:
     """Gather buckets at the same time, each on its ranks, which pack it; all ranks must call it with the same buckets.
 
@@ -72,6 +75,7 @@ def pack_buckets(
         model: sharded, and resharded after its last forward.
         buckets: by rank; what goes where. Values are cast to the slots' dtypes before they travel.
         out: where this rank packs, for example shared memory, or a uint8 tensor on its device; None makes a fresh array.
+        on_packed: see :func:`~rljob_runtime.weightsync.packing.pack`; several ranks, whose blocks come in another order, do not call it.
 
     Returns:
         ``out``, uint8, shape (size_bytes of its bucket,) on a rank that has one; None on the others.
@@ -89,7 +93,7 @@ def pack_buckets(
         shards = {slot.name: _shard(model, slot.name, sources[slot.name]) for slot in bucket.slots}
         if layout is None:
             assert out is not None
-            pack(bucket, shards, out)
+            pack(bucket, shards, out, on_packed)
             return out
         begun |= _begin_gathers(bucket, shards, sources, layout, ranks)
     for one in begun.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,20 +162,21 @@ class PolicyWorker(ModelRank):
         """The same of the adapters, for engines that serve them; see :mod:`rljob_runtime.weightsync.adapters`."""
         return weights.adapter_specs(self.model, self.config.dtype)
 
-    def pack_buckets(self, buckets: Mapping[int, Bucket], out: Any = None) -> Any:
+    def pack_buckets(self, buckets: Mapping[int, Bucket], out: Any = None, on_packed: Callable[[int], None] | None = None) -> Any:
         """Current weights of this rank's bucket as bytes, None where it has none; all ranks must call it with the same arguments.
 
         Args:
             buckets: by rank, of a manifest planned from :meth:`weight_specs` or :meth:`adapter_specs`.
             out: where this rank packs, uint8, at least as large as its bucket: an array, or a tensor on its device. None makes a fresh
                 array.
+            on_packed: see :func:`~rljob_runtime.weightsync.packing.pack`; several ranks do not call it.
 
         Raises:
             WeightSyncError: a bucket does not fit the model.
             OffloadError: weights are off the device.
         """
         model = self._require(WEIGHTS, "pack_buckets").model
-        return weights.pack_buckets(model, buckets, out)
+        return weights.pack_buckets(model, buckets, out, on_packed)
 
     def prepare_sender(self, sender: str, manifest: WeightManifest, settings: Mapping[str, Any]) -> None:
         """Make this rank's end of a weight transport; all ranks must call it.

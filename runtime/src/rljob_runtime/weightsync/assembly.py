@@ -34,6 +34,7 @@ class UpdateAssembly:
         expected: Mapping[str, tuple[int, ...]] | None,
         *,
         streams: bool = False,
+        proves_late: bool = False,
         images: Images | None = None,
     ) -> None:
         """Check the manifest against the model.
@@ -43,6 +44,7 @@ class UpdateAssembly:
             version: what the engine serves once this update is in place.
             expected: Hugging Face name -> full shape of every parameter the model needs; None skips the check (fakes).
             streams: see ``transport.IncomingUpdate``.
+            proves_late: shared bytes are compared with what was sent by those that load them, not as they come.
             images: what came before, where buckets may bring only what changed.
 
         Raises:
@@ -56,6 +58,7 @@ class UpdateAssembly:
         self.version = version
         self.streams = streams
         self.received_bytes = 0
+        self._proves_late = proves_late and images is None
         self.images = images
         """What came before, where buckets may bring only what changed; None elsewhere."""
         self._lock = threading.Lock()
@@ -66,7 +69,7 @@ class UpdateAssembly:
         """Take one bucket; a writable array is copied because its owner may fill it again.
 
         Raises:
-            CorruptedWeightsError: its bytes are not those that were sent.
+            CorruptedWeightsError: its bytes are not those that were sent; with ``proves_late`` the load raises it.
             WeightSyncError: unknown or repeated index, of another version, or another size than the manifest's.
         """
         if not 0 <= part < len(self.manifest.buckets):
@@ -110,10 +113,14 @@ class UpdateAssembly:
             what = f"bucket {bucket.index} of {len(self.manifest.buckets)}"
             if data.version != self.version:
                 raise WeightSyncError(f"load_bucket: {what} is of weights v{data.version}, the update is to version {self.version}")
-            data.check(what)
+            proves_late = self._proves_late and isinstance(data.payload, SharedBytes)
+            if not proves_late:
+                data.check(what)
             if data.base is not None and self.images is None:
                 raise WeightSyncError(f"load_bucket: {what} has only what changed since v{data.base}, and this engine keeps no weights")
             payload: Payload = data.payload if self.images is None else self.images.take(bucket, data)
+            if proves_late:
+                payload = data.unproven(what)
         else:
             payload = data
         if isinstance(payload, Held):

@@ -10,7 +10,7 @@ slot; pack then unpack gives the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +26,9 @@ ByteArray = npt.NDArray[np.uint8]
 
 DEFAULT_ALIGN_BYTES = 64
 """One cache line, and a multiple of every element size, so that typed views are always possible."""
+
+PIECE_BYTES = 2 << 20
+"""Copied at a time where what was copied is read again: what the caches hold, and no less, see ``parcel.BLOCK_BYTES``."""
 
 DTYPE_BYTES: Mapping[str, int] = {
     "float64": 8,
@@ -120,13 +123,16 @@ def tensor_bytes(name: str, dtype: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * DTYPE_BYTES[dtype]
 
 
-def pack(bucket: Bucket, tensors: Mapping[str, torch.Tensor], out: ByteArray | torch.Tensor) -> None:
+def pack(
+    bucket: Bucket, tensors: Mapping[str, torch.Tensor], out: ByteArray | torch.Tensor, on_packed: Callable[[int], None] | None = None
+) -> None:
     """Copy the bucket's tensors into ``out``, cast to the dtype of their slot where it differs.
 
     Args:
         bucket: what goes where.
         tensors: at least the bucket's names; any device, any strides.
         out: shape (bucket.size_bytes,) or longer, uint8, writable; on any device. Gaps between slots keep their old bytes.
+        on_packed: called with the end of what is packed, which grows; on the host in pieces that a core's cache still has.
 
     Raises:
         WeightSyncError: a tensor is missing or has another shape than its slot, or ``out`` is too small.
@@ -146,7 +152,29 @@ def pack(bucket: Bucket, tensors: Mapping[str, torch.Tensor], out: ByteArray | t
                 f"pack of bucket {bucket.index}: {slot.name} has shape {tuple(tensor.shape)} but the manifest says {slot.shape}; "
                 "plan the manifest again from the current model"
             )
-        _slot_view(flat, slot).copy_(tensor.detach())
+        if on_packed is None:
+            _slot_view(flat, slot).copy_(tensor.detach())
+        else:
+            _pack_slot(flat, slot, tensor.detach(), on_packed)
+
+
+def _pack_slot(flat: torch.Tensor, slot: TensorSlot, tensor: torch.Tensor, on_packed: Callable[[int], None]) -> None:
+    """Copy one tensor; in pieces where one thread makes a plain copy, as several threads would share out a whole tensor."""
+    import torch
+
+    begin, end = slot.offset_bytes, slot.offset_bytes + slot.size_bytes
+    is_plain = tensor.is_contiguous() and tensor.dtype == getattr(torch, slot.dtype) and tensor.device == flat.device
+    if is_plain and flat.device.type == "cpu" and slot.size_bytes > PIECE_BYTES and torch.get_num_threads() == 1:
+        source, target = tensor.reshape(-1).view(torch.uint8).numpy(), flat.numpy()
+        while begin + PIECE_BYTES < end:
+            piece_end = begin + PIECE_BYTES
+            target[begin:piece_end] = source[begin - slot.offset_bytes : piece_end - slot.offset_bytes]
+            on_packed(piece_end)
+            begin = piece_end
+        target[begin:end] = source[begin - slot.offset_bytes :]
+    else:
+        _slot_view(flat, slot).copy_(tensor)
+    on_packed(end)
 
 
 def clear_gaps(bucket: Bucket, out: ByteArray) -> None:

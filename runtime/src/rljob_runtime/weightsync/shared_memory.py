@@ -87,6 +87,11 @@ class Segments:
         """The first bytes of a segment, to be written."""
         return np.frombuffer(self._made[index][1], dtype=np.uint8)[:size_bytes]
 
+    def whole(self, index: int) -> tuple[str, ByteArray]:
+        """The name of a segment, and all of it."""
+        name, mapped = self._made[index]
+        return name, np.frombuffer(mapped, dtype=np.uint8)
+
     def shared(self, index: int, size_bytes: int) -> SharedBytes:
         """The same for readers."""
         return SharedBytes(segment=self._made[index][0], size_bytes=size_bytes)
@@ -123,19 +128,40 @@ def _make(name: str, size_bytes: int) -> mmap.mmap:
         os.close(descriptor)
 
 
+def is_removed(segment: str) -> bool:
+    """Whether its writer has removed a segment: no other process gets its bytes any more."""
+    return not (FOLDER / segment).exists()
+
+
+def mapped_for_device(segment: str) -> mmap.mmap:
+    """A mapping of the caller's own whose memory a device may read.
+
+    It is writable, though nobody writes: CUDA page-locks memory that the CPU maps as read-only on some devices only
+    (``cudaDevAttrHostRegisterReadOnlySupported``).
+
+    Raises:
+        WeightSyncError: there is no such segment on this node.
+    """
+    return _opened(segment, os.O_RDWR, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
 def _map(segment: str) -> mmap.mmap:
     """Map a segment, and let go of those that their writers have removed."""
-    for name in [name for name in _mapped if not (FOLDER / name).exists()]:
+    for name in [name for name in _mapped if is_removed(name)]:
         del _mapped[name]
+    mapped = _mapped[segment] = _opened(segment, os.O_RDONLY, mmap.PROT_READ)
+    return mapped
+
+
+def _opened(segment: str, flags: int, protection: int) -> mmap.mmap:
     try:
-        descriptor = os.open(FOLDER / segment, os.O_RDONLY)
+        descriptor = os.open(FOLDER / segment, flags)
     except OSError as error:
         raise WeightSyncError(f"shared memory {segment} cannot be read by process {os.getpid()}: {error}") from error
     try:
-        mapped = _mapped[segment] = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+        return mmap.mmap(descriptor, 0, prot=protection)
     finally:
         os.close(descriptor)
-    return mapped
 
 
 def _free_bytes() -> int:

@@ -49,10 +49,13 @@ class WeightSource(Protocol):
     def world_size(self) -> int:
         """Number of trainer ranks."""
 
-    def pack_buckets(self, buckets: Mapping[int, Bucket], out: Any = None) -> ByteArray | None:
+    def pack_buckets(
+        self, buckets: Mapping[int, Bucket], out: Any = None, on_packed: Callable[[int], None] | None = None
+    ) -> ByteArray | None:
         """Present weights of a rank's own bucket as bytes, None on ranks without one; a collective of all ranks, by rank.
 
-        ``out`` is where they go: an array of the host's memory, or a uint8 tensor on the rank's device.
+        ``out`` is where they go: an array of the host's memory, or a uint8 tensor on the rank's device. ``on_packed`` may be called with
+        the end of what is packed, while the rest is: what is read again is in the core's cache then.
         """
 
 

@@ -42,7 +42,7 @@ class Trainer:
     def send_weights(self, version: int, part: int) -> Any:
         return None if self.is_silent else self._sender.send(version, part)
 
-    def pack_buckets(self, buckets: Mapping[int, Bucket], out: Any = None) -> ByteArray:
+    def pack_buckets(self, buckets: Mapping[int, Bucket], out: Any = None, on_packed: Any = None) -> ByteArray:
         return np.full(buckets[0].size_bytes, self.fill, np.uint8)
 
 

@@ -105,7 +105,7 @@ class Rank:
     def send_weights(self, version: int, part: int) -> Any:
         return self._sender.send(version, part)
 
-    def pack_buckets(self, buckets: Mapping[int, Bucket], out: ByteArray | None = None) -> ByteArray | None:
+    def pack_buckets(self, buckets: Mapping[int, Bucket], out: ByteArray | None = None, on_packed: Any = None) -> ByteArray | None:
         bucket = buckets.get(self.rank)
         if bucket is None:
             return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,9 @@ from hypothesis import strategies as st
 
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import WeightManifest
+from rljob_runtime.weightsync import packing, parcel
 from rljob_runtime.weightsync.packing import DTYPE_BYTES, as_byte_tensor, layer_groups, pack, plan_buckets, tensor_bytes, unpack
+from rljob_runtime.weightsync.parcel import Digest, checksum
 
 Spec = tuple[str, str, tuple[int, ...]]
 
@@ -114,6 +118,41 @@ def test_pack_casts_to_the_slot_and_accepts_strided_tensors() -> None:
     out = np.zeros(bucket.size_bytes, dtype=np.uint8)
     pack(bucket, {"w": source}, out)
     assert torch.equal(dict(unpack(bucket, out))["w"], source.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("hashers", [None, 2])
+def test_a_bucket_is_hashed_while_it_is_packed(threads: int, hashers: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces, casts, strided and empty tensors give the checksum of the whole; what is said to be packed is final."""
+    monkeypatch.setattr(packing, "PIECE_BYTES", 64)
+    monkeypatch.setattr(parcel, "BLOCK_BYTES", 96)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    shapes = {"plain": (37, 3), "cast": (5, 11), "strided": (9, 6), "empty": (0, 3), "scalar": (), "last": (64,)}
+    (bucket,) = plan_buckets([(name, "bfloat16", shape) for name, shape in shapes.items()], 4096).buckets
+    tensors = {name: torch.randn(shape).to(torch.bfloat16) for name, shape in shapes.items()}
+    tensors |= {"cast": torch.randn(5, 11), "strided": torch.randn(6, 9).to(torch.bfloat16).t()}
+    whole = np.zeros(bucket.size_bytes, dtype=np.uint8)
+    pack(bucket, tensors, whole)
+    out, ends = np.zeros_like(whole), [0]
+    with ThreadPoolExecutor(2) as pool:
+        digest = Digest(out, pool if hashers else None)
+
+        def packed(end: int) -> None:
+            assert bytes(out[:end]) == bytes(whole[:end])
+            ends.append(end)
+            digest.advance(end)
+
+        pack(bucket, tensors, out, packed)
+        assert digest.finished() == checksum(whole)
+    assert ends == sorted(ends)
+    assert ends[-1] == bucket.size_bytes
+    pieces = len(ends) - 1 - len(shapes)
+    assert pieces == (4 if threads == 1 else 0)  # 222 and 128 bytes are plain and longer than a piece
+    for index in range(whole.size):
+        changed = whole.copy()
+        changed[index] ^= 1
+        assert checksum(changed) != checksum(whole)
+    assert checksum(whole[:96]) != checksum(whole[:97]) != checksum(np.append(whole[:97], np.uint8(0)))
 
 
 def test_layers_keep_first_appearance_order() -> None:

@@ -19,7 +19,7 @@ from rljob_runtime.errors import CorruptedWeightsError, WeightSyncError
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.packing import plan_buckets
-from rljob_runtime.weightsync.parcel import Parcel, sealed
+from rljob_runtime.weightsync.parcel import BLOCK_BYTES, Parcel, sealed, view
 from rljob_runtime.weightsync.shared_memory import FOLDER, Segments, SharedBytes, remove
 from rljob_runtime.weightsync.transport import ByteArray, SyncLink, TransportSettings, make_end
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
@@ -110,6 +110,26 @@ def test_changed_bytes_are_found() -> None:
         UpdateAssembly(manifest, 3, None).take(0, shared)
 
 
+def test_what_lies_in_shared_memory_is_compared_as_it_comes_or_by_all_that_load_it() -> None:
+    manifest, segments = plan_buckets([("weight", "uint8", (BLOCK_BYTES + 64,))], 1024), Segments(PREFIX, 1, BLOCK_BYTES + 64)
+    size = manifest.buckets[0].size_bytes
+    data = segments.array(0, size)
+    data[:] = np.random.default_rng(1).integers(0, 256, size, dtype=np.uint8)
+    parcel = sealed(3, data, segments.shared(0, size))
+    update = UpdateAssembly(manifest, 3, None, streams=True, proves_late=True)
+    update.take(0, parcel)
+    [(_, payload)] = update.receive(0.0)
+    assert bytes(view(payload)) == bytes(data)
+    data[BLOCK_BYTES + 7] ^= 1
+    with pytest.raises(CorruptedWeightsError, match=rf"bucket 0 of 1 of weights v3 \({size} bytes\) has checksum"):
+        view(payload)
+    with pytest.raises(CorruptedWeightsError, match="bucket 0 of 1 of weights v3"):
+        UpdateAssembly(manifest, 3, None, streams=True).take(0, parcel)
+    with pytest.raises(WeightSyncError, match="arrived as 64 shared bytes"):
+        UpdateAssembly(manifest, 3, None, proves_late=True).take(0, sealed(3, data[:64], segments.shared(0, 64)))
+    segments.close()
+
+
 class Trainer:
     """A rank of a trainer whose weights are random bytes by version."""
 
@@ -136,7 +156,7 @@ class Trainer:
         assert packed is not None
         return bytes(packed)
 
-    def pack_buckets(self, buckets: Mapping[int, Bucket], out: ByteArray | None = None) -> ByteArray | None:
+    def pack_buckets(self, buckets: Mapping[int, Bucket], out: ByteArray | None = None, on_packed: Any = None) -> ByteArray | None:
         if self.rank not in buckets:
             return None
         bucket = buckets[self.rank]

@@ -38,6 +38,7 @@ from rljob_runtime.weightsync.packing import as_byte_tensor, unpack
 from rljob_runtime.weightsync.parcel import Remote, view
 from rljob_runtime.weightsync.patching import Places, write_changes, write_whole
 from rljob_runtime.weightsync.shared_memory import SharedBytes
+from rljob_runtime.weightsync.staging import staging_for
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -147,6 +148,7 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         self._loaded: set[str] = set()
         self._adapters: dict[str, torch.Tensor] | None = None if vllm_config.lora_config is None else {}
         """What came of an update of adapters; None: updates bring weights."""
+        self._staging = staging_for(device)
         self._records = False
         self._proves = False
         """Whether what would be written of the open update is remembered while it is loaded."""
@@ -245,8 +247,12 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         return payload.fetch(self.vllm_config.parallel_config.rank, self.device)
 
     def bytes_of(self, payload: Payload) -> torch.Tensor:
-        """A whole bucket."""
-        return self.fetch(payload) if isinstance(payload, Remote) else as_byte_tensor(view(payload))
+        """On the device where this process gets them by itself or reads them in shared memory, on the host otherwise."""
+        if isinstance(payload, Remote):
+            return self.fetch(payload)
+        if self._staging is not None and isinstance(payload, SharedBytes):
+            return self._staging.onto(payload)
+        return as_byte_tensor(view(payload))
 
     def changes_of(self, payload: Payload) -> torch.Tensor:
         """What came, where it is not a whole bucket."""
@@ -315,7 +321,9 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         return taken
 
     def shutdown(self) -> None:
-        """Nothing to close."""
+        """Let go of shared memory."""
+        if self._staging is not None:
+            self._staging.close()
 
 
 def start_recorded(worker: Any) -> None:

@@ -2,8 +2,10 @@
 
 A sender packs into a segment of its own, and every engine process and each rank of its tensor parallelism reads it there: one copy per
 node, of which nothing but the name travels. Where engines have nothing to do during a sync, two segments of each sender take turns: a
-bucket is loaded into the models while the next one is packed. Where they generate meanwhile, each bucket has a segment of its own, so that
-they stop only to load.
+bucket is loaded into the models while the next one is packed, and compared with what was sent while it is loaded. Where they generate
+meanwhile, each bucket has a segment of its own and is compared as it comes, so that they stop only to load.
+
+On CUDA segments are page-locked in every process that copies from or to its device (``weightsync.staging``).
 
 What every sender packs first is a test: engines that read other bytes than it wrote (other nodes than planned, no shared memory, not enough
 of it) get their weights through the object store, and the transport says so.
@@ -14,19 +16,23 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rljob_runtime.cluster.protocol import Pending
 from rljob_runtime.errors import WeightSyncError
-from rljob_runtime.records import WeightManifest
+from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.delta import DeltaEncoder, Images
 from rljob_runtime.weightsync.packing import clear_gaps
-from rljob_runtime.weightsync.parcel import Parcel, Remote, sealed
+from rljob_runtime.weightsync.parcel import Digest, Parcel, Remote, sealed
 from rljob_runtime.weightsync.shared_memory import Segments, prefix_of
 from rljob_runtime.weightsync.shares import shared_out
 from rljob_runtime.weightsync.transport import Shapes, SyncLink, Transport, TransportSettings, WeightSource
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
+
+if TYPE_CHECKING:
+    from rljob_runtime.weightsync.staging import Staging
+    from rljob_runtime.weightsync.transport import ByteArray
 
 TURNS = 2
 """Segments of a sender that take turns: one is packed while the other is loaded."""
@@ -70,6 +76,7 @@ class SharedMemoryTransport:
         parts = len(shared_out(link.manifest, self._settings.senders))
         receiver = {
             "streams": self._segments < parts,
+            "proves_late": not self._settings.while_generating,
             "tests": [parcel for parcel in packed if parcel is not None],
             "sparse": self._settings.dense_above is not None,
         }
@@ -120,6 +127,20 @@ class SharedSender:
         own = [part[source.rank].size_bytes for part in self._parts if source.rank in part]
         self._segments = Segments(f"{prefix}{source.rank}-", min(segments, len(own)), max(own)) if own else None
         self._delta = None if dense_above is None else DeltaEncoder(dense_above)
+        self._staging = self._staged(dense_above)
+
+    def _staged(self, dense_above: float | None) -> Staging | None:
+        """What copies from this rank's device into the segments; changes are looked for on the host, where weights are packed then."""
+        if self._segments is None or dense_above is not None:
+            return None
+        from rljob_runtime.weightsync.group import device_here
+        from rljob_runtime.weightsync.staging import staging_for
+
+        staging = staging_for(device_here())
+        if staging is not None:
+            for index in range(len(self._segments)):
+                staging.add(*self._segments.whole(index))
+        return staging
 
     def send(self, version: int, part: int) -> Parcel | None:
         """Where its bucket lies, on a sender that has one; None elsewhere."""
@@ -129,22 +150,32 @@ class SharedSender:
             self._source.pack_buckets(owned)
             return None
         index = part % len(self._segments)
-        base = None
         if self._delta is None or version == TEST_VERSION:
-            data = self._segments.array(index, bucket.size_bytes)
-            clear_gaps(bucket, data)
-            self._source.pack_buckets(owned, data)
-        else:
-            packed = self._delta.room(bucket)
-            self._source.pack_buckets(owned, packed)
-            data, base = self._delta.encode(version, bucket, packed, partial(self._segments.array, index))
-            if base is None:
-                data, whole = self._segments.array(index, bucket.size_bytes), data
-                data[:] = whole
+            checksum = self._pack(owned, bucket, self._segments.array(index, bucket.size_bytes))
+            return Parcel(version=version, checksum=checksum, payload=self._segments.shared(index, bucket.size_bytes))
+        packed = self._delta.room(bucket)
+        self._source.pack_buckets(owned, packed)
+        data, base = self._delta.encode(version, bucket, packed, partial(self._segments.array, index))
+        if base is None:
+            data, whole = self._segments.array(index, bucket.size_bytes), data
+            data[:] = whole
         return sealed(version, data, self._segments.shared(index, data.size), base=base)
+
+    def _pack(self, owned: Mapping[int, Bucket], bucket: Bucket, data: ByteArray) -> int:
+        """Pack into a segment, by way of the device where weights are on one; the checksum."""
+        room = None if self._staging is None else self._staging.room(bucket.size_bytes)
+        if self._staging is not None and room is not None:
+            self._source.pack_buckets(owned, room)
+            return self._staging.off(room, data)
+        clear_gaps(bucket, data)
+        digest = Digest(data)
+        self._source.pack_buckets(owned, data, digest.advance)
+        return digest.finished()
 
     def close(self) -> None:
         """Remove the segments."""
+        if self._staging is not None:
+            self._staging.close()
         if self._segments is not None:
             self._segments.close()
 
@@ -154,8 +185,14 @@ class SharedReceiver:
 
     tests: Sequence[Remote] = ()
 
-    def __init__(self, *, streams: bool, tests: Sequence[Parcel], sparse: bool = False) -> None:
-        """Read the first bucket of every sender; ``sparse``: later ones may bring only what changed.
+    def __init__(self, *, streams: bool, tests: Sequence[Parcel], proves_late: bool = False, sparse: bool = False) -> None:
+        """Read the first bucket of every sender.
+
+        Args:
+            streams: see ``transport.IncomingUpdate``.
+            tests: the first bucket of every sender.
+            proves_late: see :class:`~rljob_runtime.weightsync.assembly.UpdateAssembly`.
+            sparse: later buckets may bring only what changed.
 
         Raises:
             WeightSyncError: it cannot be read here, or is not what the sender wrote.
@@ -163,8 +200,9 @@ class SharedReceiver:
         for test in tests:
             test.check("the first bucket of a sender")
         self._streams = streams
+        self._proves_late = proves_late
         self._images = Images() if sparse else None
 
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
         """Open an update."""
-        return UpdateAssembly(manifest, version, expected, streams=self._streams, images=self._images)
+        return UpdateAssembly(manifest, version, expected, streams=self._streams, proves_late=self._proves_late, images=self._images)
