@@ -97,8 +97,8 @@ def layer_bytes_per_token(
     of normalized queries and keys their input; the rest is computed again within kernels of the backward pass.
 
     With tensor parallelism all but the norms is divided, with sequence parallelism these too but for their outputs, which attention and MLP
-    keep of all tokens. The block of a mixture keeps its input of a process's own tokens, and shared experts theirs of all tokens. With context parallelism a process has fewer tokens, and of each the same, but see
-    :func:`_attention_bytes`.
+    keep of all tokens. The block of a mixture keeps its input of a process's own tokens, and shared experts theirs of all tokens.
+    With context parallelism a process has fewer tokens, and of each the same, but see :func:`_attention_bytes`.
 
     Args:
         decoder: sizes of the model.
