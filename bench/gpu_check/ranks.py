@@ -54,6 +54,12 @@ CASES = (
     Case(name="fsdp", title="FSDP2", moves=True),
     Case(name="tp", title="tensor parallel", layout={"tensor_parallel_size": 2}),
     Case(name="ep", title="expert parallel", model="mixture", layout={"expert_parallel_size": 2}),
+    Case(
+        name="tpep",
+        title="tensor, sequence, and expert parallel",
+        model="mixture",
+        layout={"tensor_parallel_size": 2, "sequence_parallel": True, "expert_parallel_size": 2},
+    ),
     Case(name="cp", title="context parallel", layout={"context_parallel_size": 2}),
     Case(name="critic", title="critic, FSDP2", critic=True),
     Case(name="mixture", title="mixture, FSDP2", model="mixture"),

@@ -1,4 +1,4 @@
-"""Layouts of expert-parallel ranks against one rank: gradients, norms, replayed routes, weights, checkpoints, exports, offload.
+"""Layouts of expert-parallel ranks, tensor-parallel ones among them, against one: gradients, norms, routes, weights, checkpoints, offload.
 
 Four processes go through all layouts in turn; those that a layout does not need wait for the next one that needs them.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -49,42 +49,79 @@ EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_inte
 MODELS: dict[str, PretrainedConfig] = {
     "qwen3_moe": Qwen3MoeConfig(**SMALL, **EXPERTS, head_dim=8, mlp_only_layers=[1], tie_word_embeddings=True, norm_topk_prob=True),
     "qwen2_moe": Qwen2MoeConfig(**SMALL, **EXPERTS, shared_expert_intermediate_size=10),
-    "mixtral": MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2),
+    "mixtral": MixtralConfig(**SMALL | {"num_key_value_heads": 4}, num_local_experts=4, num_experts_per_tok=2),
 }
 """Of six experts each of two ranks has three, which two groups of ranks share unevenly."""
-LAYOUTS: dict[str, list[tuple[int, int, int]]] = {
-    "qwen3_moe": [(1, 1, 1), (2, 1, 2), (4, 1, 2), (1, 2, 2), (2, 2, 2)],
-    "qwen2_moe": [(1, 1, 1), (2, 1, 2)],
-    "mixtral": [(1, 1, 1), (2, 1, 2), (4, 1, 4)],
+
+
+class Sizes(NamedTuple):
+    """A layout of ranks."""
+
+    dp: int
+    cp: int = 1
+    ep: int = 1
+    tp: int = 1
+    sequence: bool = False
+    """Whether tensor-parallel ranks divide tokens outside of experts too."""
+
+    @property
+    def ranks(self) -> int:
+        return self.dp * self.cp * self.tp
+
+    @property
+    def label(self) -> str:
+        """How folders and cases call it."""
+        return f"{self.dp}x{self.cp}x{self.ep}" + (f" tp{self.tp}" if self.tp > 1 else "") + (" sequence" if self.sequence else "")
+
+    def part(self, rank: int) -> slice:
+        """Sequences of a rank."""
+        return PARTS[self.dp][rank // (self.cp * self.tp)]
+
+
+ONE = Sizes(1)
+WITHIN, ACROSS = Sizes(2, 1, 2, tp=2), Sizes(1, 2, 4, tp=2, sequence=True)
+LAYOUTS: dict[str, list[Sizes]] = {
+    "qwen3_moe": [ONE, Sizes(2, 1, 2), Sizes(4, 1, 2), Sizes(1, 2, 2), Sizes(2, 2, 2), WITHIN],
+    "qwen2_moe": [ONE, Sizes(1, 1, 1, tp=2), Sizes(2, 1, 2, tp=2, sequence=True)],
+    "mixtral": [ONE, Sizes(2, 1, 2), Sizes(4, 1, 4), Sizes(1, 1, 2, tp=4), ACROSS],
 }
-"""Of each model dp, cp, ep; the first is what the others have to equal."""
-PARTS = {1: [slice(0, 11)], 2: [slice(0, 9), slice(9, 11)], 4: [slice(0, 5), slice(5, 8), slice(8, 10), slice(10, 11)]}
+"""Of each model; the first is what the others have to equal."""
+PARTS = {
+    1: [slice(0, 11)],
+    2: [slice(0, 9), slice(9, 11)],
+    3: [slice(0, 6), slice(6, 9), slice(9, 11)],
+    4: [slice(0, 5), slice(5, 8), slice(8, 10), slice(10, 11)],
+}
 """Sequences of each data-parallel rank; uneven, so that some have more micro-batches."""
-ROLE_LAYOUTS = [(4, 1, 2), (2, 2, 2)]
+ROLE_LAYOUTS = [Sizes(2, 2, 2), WITHIN]
 """Of a critic and of a frozen policy."""
-RESUMED = [("4x1x2", 1, 1), ("1x1x1", 2, 2), ("4x1x2", 2, 2), ("2x1x2", 2, 1)]
-"""Whose checkpoint is loaded, and at which dp and ep."""
+RESUMED = [
+    (Sizes(4, 1, 2), ONE),
+    (ONE, Sizes(2, 1, 2)),
+    (Sizes(2, 1, 2), Sizes(2, 1, 1)),
+    (WITHIN, Sizes(3, 1, 3)),
+    (Sizes(4, 1, 2), Sizes(1, 1, 1, tp=2, sequence=True)),
+]
+"""Whose checkpoint is loaded, and in which layout."""
+RECOMPUTED = [ONE, WITHIN]
 CLIP = 0.05
-NUM_PORTS = 45
+NUM_PORTS = 50
 
 
-def label(dp: int, cp: int, ep: int) -> str:
-    """How folders and cases call a layout."""
-    return f"{dp}x{cp}x{ep}"
-
-
-def settings(folder: Path, cp: int = 1, ep: int = 1, **changes: object) -> PolicyConfig:
+def settings(folder: Path, sizes: Sizes, **changes: object) -> PolicyConfig:
     """Small micro-batches, the same for all layouts; a large eps makes Adam see the scale of gradients, that is clipping."""
     config = PolicyConfig(
         model_path=str(folder),
         learning_rate=1e-3,
         eps=1e-3,
-        token_budget=24 // cp,
+        token_budget=24 // sizes.cp,
         max_grad_norm=CLIP,
         load_balancing=LoadBalancingConfig(),
         replays_routes=True,
-        context_parallel_size=cp,
-        expert_parallel_size=ep,
+        context_parallel_size=sizes.cp,
+        expert_parallel_size=sizes.ep,
+        tensor_parallel_size=sizes.tp,
+        sequence_parallel=sizes.sequence,
     )
     return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
 
@@ -109,17 +146,18 @@ def gradients(worker: PolicyWorker, batch: TrainBatch, **changes: object) -> dic
 
 
 def routed_to_the_first(batch: TrainBatch, worker: PolicyWorker) -> TrainBatch:
-    """All tokens go to the first two experts of every layer, so that most ranks get none."""
+    """Tokens go to two of the first three experts of every layer, by their ids, so that some ranks get none."""
     replay = replay_of(worker.model)
     assert replay is not None
-    routes = np.tile(np.arange(replay.top_k, dtype=np.int8), (batch.token_ids.size, replay.num_layers, 1))
+    pairs = np.array([[0, 1], [1, 2], [2, 0]], dtype=np.int8)
+    routes = np.repeat(pairs[batch.token_ids % 3][:, None], replay.num_layers, axis=1)
     return dataclasses.replace(batch, routes=routes)
 
 
-def run_layout(rank: int, port: int, base: Path, name: str, dp: int, cp: int, ep: int) -> None:
+def run_layout(rank: int, port: int, base: Path, name: str, sizes: Sizes) -> None:
     """What one rank does in one layout; rank 0 leaves the results."""
-    out, part = base / name / label(dp, cp, ep), PARTS[dp][rank // cp]
-    worker = started(settings(base / name / "model", cp, ep), rank, port, dp * cp)
+    out, part = base / name / sizes.label, sizes.part(rank)
+    worker = started(settings(base / name / "model", sizes), rank, port, sizes.ranks)
     everything, batch = random_batch(VOCAB, 2), random_batch(VOCAB, 0, part)
     arrays = {"logprobs": worker.compute_logprobs(everything.token_ids, everything.lengths, 1.0)}
     arrays |= {f"grad/{n}": g for n, g in gradients(worker, batch).items()}
@@ -141,41 +179,41 @@ def run_layout(rank: int, port: int, base: Path, name: str, dp: int, cp: int, ep
         write(out, "result", arrays)
 
 
-def run_resumed(rank: int, port: int, base: Path, saved: str, dp: int, ep: int) -> None:
+def run_resumed(rank: int, port: int, base: Path, saved: Sizes, sizes: Sizes) -> None:
     """Load another layout's checkpoint, pack, and make the next step."""
-    worker = started(settings(base / "qwen3_moe" / "model", 1, ep, seed=9), rank, port, dp)
-    assert worker.load_checkpoint(base / "qwen3_moe" / saved / "checkpoint") == 1
+    worker = started(settings(base / "qwen3_moe" / "model", sizes, seed=9), rank, port, sizes.ranks)
+    assert worker.load_checkpoint(base / "qwen3_moe" / saved.label / "checkpoint") == 1
     arrays = {f"packed/{n}": w for n, w in packed_weights(worker, 3000).items()}
-    loss = worker.train_step([random_batch(VOCAB, 3, PARTS[dp][rank])], step=1)["train/total_loss"]
+    loss = worker.train_step([random_batch(VOCAB, 3, sizes.part(rank))], step=1)["train/total_loss"]
     worker.shutdown()
     if rank == 0:
-        write(base, f"resumed {saved} {dp} {ep}", arrays | {"second_loss": np.array(loss)})
+        write(base, f"resumed {saved.label} {sizes.label}", arrays | {"second_loss": np.array(loss)})
 
 
-def run_recomputed(rank: int, ports: list[int], base: Path, dp: int, ep: int) -> None:
+def run_recomputed(rank: int, ports: list[int], base: Path, sizes: Sizes) -> None:
     """bfloat16, and adapters on the attention; layers are computed again and are one unit of FSDP: log-probs, and two steps."""
     lora = LoraConfig(rank=2, alpha=4.0, target_modules=("q_proj",))
     kinds: dict[str, dict[str, object]] = {"bfloat16": {"dtype": "bfloat16"}, "adapters": {"lora": lora}}
     for kind, changes in kinds.items():
         changes = changes | {"activation_checkpointing": True}
-        worker = started(settings(base / "qwen3_moe" / "model", 1, ep, **changes), rank, ports.pop(), dp)
+        worker = started(settings(base / "qwen3_moe" / "model", sizes, **changes), rank, ports.pop(), sizes.ranks)
         everything = random_batch(VOCAB, 2)
         arrays = {"logprobs": worker.compute_logprobs(everything.token_ids, everything.lengths, 1.0)}
-        norms = [worker.train_step([random_batch(VOCAB, step, PARTS[dp][rank])], step)["train/grad_norm"] for step in range(2)]
+        norms = [worker.train_step([random_batch(VOCAB, step, sizes.part(rank))], step)["train/grad_norm"] for step in range(2)]
         packed = packed_weights(worker)
         worker.shutdown()
         if rank == 0:
-            write(base, f"{kind} {dp} {ep}", arrays | {"norms": np.array(norms)} | {f"packed/{n}": w for n, w in packed.items()})
+            write(base, f"{kind} {sizes.label}", arrays | {"norms": np.array(norms)} | {f"packed/{n}": w for n, w in packed.items()})
 
 
-def run_critic(rank: int, port: int, base: Path, dp: int, cp: int, ep: int) -> None:
+def run_critic(rank: int, port: int, base: Path, sizes: Sizes) -> None:
     """Gradients and values of a critic, and losses of two steps, with layers that are computed again."""
-    policy = settings(base / "qwen3_moe" / "model", cp, ep, load_balancing=None, replays_routes=False, activation_checkpointing=True)
+    policy = settings(base / "qwen3_moe" / "model", sizes, load_balancing=None, replays_routes=False, activation_checkpointing=True)
     shared = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy) if field.name != "loss"}
-    worker = CriticWorker(CriticConfig(**shared), rank, dp * cp)
+    worker = CriticWorker(CriticConfig(**shared), rank, sizes.ranks)
     worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
     set_head(worker)
-    batches, everything = [valued(random_batch(VOCAB, step, PARTS[dp][rank // cp])) for step in range(2)], random_batch(VOCAB, 2)
+    batches, everything = [valued(random_batch(VOCAB, step, sizes.part(rank))) for step in range(2)], random_batch(VOCAB, 2)
     arrays = {"values": worker.compute_values(everything.token_ids, everything.lengths, everything.response_mask)}
     (prepared,) = prepare_values(batches[:1], worker.config, torch.device("cpu"), worker.ready.costs)
     accumulate_value_gradients(worker.model, prepared, worker.config, ValueMeter(torch.device("cpu")))
@@ -186,21 +224,22 @@ def run_critic(rank: int, port: int, base: Path, dp: int, cp: int, ep: int) -> N
     worker.shutdown()
     if rank == 0:
         arrays |= {f"metric/{key}": np.array([one[f"critic/{key}"] for one in found]) for key in ("loss", "grad_norm")}
-        write(base, f"critic {label(dp, cp, ep)}", arrays)
+        write(base, f"critic {sizes.label}", arrays)
 
 
-def run_frozen(rank: int, port: int, base: Path, dp: int, cp: int, ep: int) -> None:
+def run_frozen(rank: int, port: int, base: Path, sizes: Sizes) -> None:
     """Log-probs of a reference or teacher, the same after its weights were away."""
     frozen: dict[str, object] = {"trainable": False, "load_balancing": None, "replays_routes": False}
-    worker = started(settings(base / "qwen3_moe" / "model", cp, ep, **frozen), rank, port, dp * cp)
-    batch = random_batch(VOCAB, 2, PARTS[dp][rank // cp])
+    worker = started(settings(base / "qwen3_moe" / "model", sizes, **frozen), rank, port, sizes.ranks)
+    batch = random_batch(VOCAB, 2, sizes.part(rank))
     before = worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0)
     worker.offload(StateKind)
     worker.load(StateKind)
     assert np.array_equal(worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0), before)
     worker.shutdown()
-    if rank % cp == 0:
-        write(base, f"frozen {label(dp, cp, ep)} {rank // cp}", {"logprobs": before})
+    share, place = divmod(rank, sizes.cp * sizes.tp)
+    if place == 0:
+        write(base, f"frozen {sizes.label} {share}", {"logprobs": before})
 
 
 def run_refused(rank: int, ports: list[int], base: Path) -> None:
@@ -211,10 +250,9 @@ def run_refused(rank: int, ports: list[int], base: Path) -> None:
             "expert_parallel_size is 2, but model type qwen2 has no experts; set expertParallelSize to 1",
         ),
         ({"model_path": str(base / "odd")}, "expert_parallel_size is 2 but the model has 3 experts; choose a divisor of it"),
-        ({"expert_parallel_size": 3}, "expert_parallel_size is 3 but there are 2 data-parallel times context-parallel ranks"),
-        ({"tensor_parallel_size": 2}, "expert_parallel_size is 2 and tensor_parallel_size is 2; tensor-parallel ranks have"),
+        ({"expert_parallel_size": 3}, "expert_parallel_size is 3 but there are 2 ranks; use a divisor of them"),
     ):
-        config = settings(base / "qwen3_moe" / "model", 1, 2, load_balancing=None, replays_routes=False)
+        config = settings(base / "qwen3_moe" / "model", Sizes(2, 1, 2), load_balancing=None, replays_routes=False)
         with pytest.raises(ModelError) as caught:
             started(dataclasses.replace(config, **changes), rank, ports.pop(), 2)
         assert message in str(caught.value)
@@ -223,44 +261,44 @@ def run_refused(rank: int, ports: list[int], base: Path) -> None:
 def main(rank: int, ports: list[int], base: Path) -> None:
     model_module.ONE_UNIT_BYTES = 0  # layers are units of their own, as in large models
     for name, layouts in LAYOUTS.items():
-        for layout in layouts:
+        for sizes in layouts:
             port = ports.pop()
-            if rank < layout[0] * layout[1]:
-                run_layout(rank, port, base, name, *layout)
-    for saved, dp, ep in RESUMED:
+            if rank < sizes.ranks:
+                run_layout(rank, port, base, name, sizes)
+    for saved, sizes in RESUMED:
         port = ports.pop()
-        if rank < dp:
-            run_resumed(rank, port, base, saved, dp, ep)
+        if rank < sizes.ranks:
+            run_resumed(rank, port, base, saved, sizes)
     for run in (run_critic, run_frozen):
-        for dp, cp, ep in ((1, 1, 1), *ROLE_LAYOUTS):
+        for sizes in (ONE, *ROLE_LAYOUTS):
             port = ports.pop()
-            if rank < dp * cp:
-                run(rank, port, base, dp, cp, ep)
+            if rank < sizes.ranks:
+                run(rank, port, base, sizes)
     model_module.ONE_UNIT_BYTES = 2**20
-    for dp, ep in ((1, 1), (4, 2)):
+    for sizes in RECOMPUTED:
         pair = [ports.pop(), ports.pop()]
-        if rank < dp:
-            run_recomputed(rank, pair, base, dp, ep)
+        if rank < sizes.ranks:
+            run_recomputed(rank, pair, base, sizes)
     if rank < 2:
         run_refused(rank, ports, base)
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of all results: ``model/DPxCPxEP/result.npz`` and others."""
+    """Folder of all results: ``model/LAYOUT/result.npz`` and others."""
     folder = tmp_path_factory.mktemp("experts")
     for name, config in MODELS.items():
         torch.manual_seed(5)
         AutoModelForCausalLM.from_config(config).save_pretrained(folder / name / "model")
         for layout in LAYOUTS[name]:
-            (folder / name / label(*layout)).mkdir()
+            (folder / name / layout.label).mkdir()
     for name, config in {"dense": Qwen2Config(**SMALL), "odd": MixtralConfig(**SMALL, num_local_experts=3)}.items():
         AutoModelForCausalLM.from_config(config).save_pretrained(folder / name)
     run_script(__file__, folder)
     return folder
 
 
-OTHERS = [(name, label(*layout)) for name, layouts in LAYOUTS.items() for layout in layouts[1:]]
+OTHERS = [(name, layout.label) for name, layouts in LAYOUTS.items() for layout in layouts[1:]]
 IDS = [f"{name} {layout}" for name, layout in OTHERS]
 
 
@@ -268,7 +306,9 @@ IDS = [f"{name} {layout}" for name, layout in OTHERS]
 def test_gradients_and_norms_equal_those_of_one_rank(base: Path, name: str, layout: str) -> None:
     one, other = base / name / "1x1x1", base / name / layout
     for way, expected in (("grad/", "grad/"), ("each/", "grad/"), ("first/", "first/")):
-        difference = largest_difference(read(one, "result", expected), read(other, "result", way))
+        gradients_of_one, found = read(one, "result", expected), read(other, "result", way)
+        assert found.pop("norm") == pytest.approx(gradients_of_one.pop("norm"), rel=1e-6)
+        difference = largest_difference(gradients_of_one, found)
         print(f"{name} {layout} {way}: largest difference of gradients {difference:.1e}")
         assert difference < 1e-6
 
@@ -291,8 +331,8 @@ def test_with_replayed_routes_only_the_first_experts_have_gradients(base: Path, 
     experts = {n: g for n, g in read(base / name / "1x1x1", "result", "first/").items() if ".experts." in n}
     assert experts
     for gradient in experts.values():
-        assert min(np.abs(gradient[expert]).max() for expert in range(2)) > 1e-3
-        assert not gradient[2:].any()
+        assert min(np.abs(gradient[expert]).max() for expert in range(3)) > 1e-3
+        assert not gradient[3:].any()
 
 
 @pytest.mark.parametrize(("name", "layout"), OTHERS, ids=IDS)
@@ -326,29 +366,31 @@ def test_packed_names_and_bytes_are_those_of_the_checkpoint(base: Path, name: st
     assert changed == set(original)
 
 
-@pytest.mark.parametrize(("saved", "dp", "ep"), RESUMED)
-def test_a_checkpoint_loads_in_another_layout(base: Path, saved: str, dp: int, ep: int) -> None:
-    name, folder = f"resumed {saved} {dp} {ep}", base / "qwen3_moe" / saved
+@pytest.mark.parametrize(("saved", "layout"), [(saved.label, sizes.label) for saved, sizes in RESUMED])
+def test_a_checkpoint_loads_in_another_layout(base: Path, saved: str, layout: str) -> None:
+    name, folder = f"resumed {saved} {layout}", base / "qwen3_moe" / saved
     assert largest_difference(read(base, name, "packed/"), read(folder, "result", "packed/")) == 0.0
     assert read(base, name, "second_loss")[""] == pytest.approx(read(folder, "result", "second_loss")[""], abs=2e-6)
 
 
 def test_bfloat16_with_recomputed_layers(base: Path) -> None:
-    one, four = read(base, "bfloat16 1 1"), read(base, "bfloat16 4 2")
-    assert np.abs(one["logprobs"] - four["logprobs"]).max() < 0.1
+    one, four = read(base, "bfloat16 1x1x1"), read(base, f"bfloat16 {WITHIN.label}")
+    difference = np.abs(one["logprobs"] - four["logprobs"])
+    assert difference.mean() < 0.02
+    assert np.median(difference) < 0.01  # sums over tp round otherwise, so that a token may go to another expert
     assert four["norms"][0] == pytest.approx(one["norms"][0], rel=0.05)
 
 
 def test_adapters_are_on_the_attention_and_experts_stay(base: Path) -> None:
-    original, packed = load_file(base / "qwen3_moe" / "model" / "model.safetensors"), read(base, "adapters 4 2", "packed/")
+    original, packed = load_file(base / "qwen3_moe" / "model" / "model.safetensors"), read(base, f"adapters {WITHIN.label}", "packed/")
     changed = {key for key, weight in packed.items() if not np.array_equal(weight, original[key].numpy())}
     assert changed == {key for key in packed if "q_proj" in key}
-    one, four = read(base, "adapters 1 1"), read(base, "adapters 4 2")
+    one, four = read(base, "adapters 1x1x1"), read(base, f"adapters {WITHIN.label}")
     assert four["norms"] == pytest.approx(one["norms"], rel=1e-5)
     np.testing.assert_allclose(four["logprobs"], one["logprobs"], rtol=1e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("layout", [label(*layout) for layout in ROLE_LAYOUTS])
+@pytest.mark.parametrize("layout", [sizes.label for sizes in ROLE_LAYOUTS])
 def test_a_critic_learns_what_one_rank_learns(base: Path, layout: str) -> None:
     one, four = read(base, "critic 1x1x1"), read(base, f"critic {layout}")
     gradients = [name for name in one if name.startswith("grad/")]
@@ -363,10 +405,10 @@ def test_a_critic_learns_what_one_rank_learns(base: Path, layout: str) -> None:
         assert one[key].min() > 1e-3
 
 
-@pytest.mark.parametrize(("dp", "cp", "ep"), ROLE_LAYOUTS)
-def test_a_frozen_policy_scores_as_one_rank_does(base: Path, dp: int, cp: int, ep: int) -> None:
+@pytest.mark.parametrize("sizes", ROLE_LAYOUTS, ids=[sizes.label for sizes in ROLE_LAYOUTS])
+def test_a_frozen_policy_scores_as_one_rank_does(base: Path, sizes: Sizes) -> None:
     one = read(base, "frozen 1x1x1 0")["logprobs"]
-    parts = [read(base, f"frozen {label(dp, cp, ep)} {rank}")["logprobs"] for rank in range(dp)]
+    parts = [read(base, f"frozen {sizes.label} {share}")["logprobs"] for share in range(sizes.dp)]
     np.testing.assert_allclose(np.concatenate(parts), one, rtol=1e-6, atol=2e-6)
 
 

@@ -125,6 +125,26 @@ def test_expert_parallelism_of_the_trainer_divides_gathered_experts_and_whole_gr
     assert divided[flowing] - whole[flowing] == tokens * exchanged
 
 
+def test_tensor_parallelism_of_a_mixture_leaves_experts_whole_and_divides_their_rows() -> None:
+    config = json.loads(json.dumps(CONFIGS["qwen3_moe, all sparse"])) | {"num_experts": 64, "moe_intermediate_size": 4096}
+    shape, hidden, layers = memory.shape_from_config(config), config["hidden_size"], config["num_hidden_layers"]
+    found = []
+    for tensor, experts in ((1, 1), (2, 1), (2, 2)):
+        sizes = {"tensorParallelSize": tensor, "expertParallelSize": experts}
+        spec, plan = planned_job(CRITIC, training={**sizes, "microBatchTokens": 4096})
+        found.append(terms(device(memory.estimate(spec, plan, shape), 0), TRAIN, "actor_train"))
+    whole, divided, both = found
+    assert whole["float32 weights"] == divided["float32 weights"] == both["float32 weights"], "over as many processes"
+    of_layers = layers * 64 * 3 * hidden * 4096
+    dense = shape.parameters - of_layers
+    name = "whole gradients of several micro-batches"
+    assert [one[name] for one in found] == [4 * (dense + of_layers), 4 * (dense // 2 + of_layers), 4 * (dense // 2 + of_layers // 2)]
+    rows = 2 * config["num_experts_per_tok"] * hidden * 2 // 2
+    flowing = "gradients flowing through a layer"
+    assert both[flowing] - divided[flowing] == 4096 * rows
+    assert divided["activations"] < 0.7 * whole["activations"]
+
+
 def test_a_critic_divides_its_activations_by_a_context_parallel_size_of_its_own() -> None:
     long = {"maxPromptTokens": 1024, "maxResponseTokens": 32_768 - 1024}
     estimates = [estimated({**CRITIC, **size}, rollout=long) for size in ({}, {"contextParallelSize": 2})]

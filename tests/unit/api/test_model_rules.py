@@ -301,6 +301,10 @@ def test_adapters_of_a_mixture_are_merged_and_not_on_experts() -> None:
     assert served.endswith("write Merged")
 
 
-def test_layers_of_a_mixture_are_not_divided_by_the_trainer() -> None:
-    (problem,) = problems(CONFIGS["qwen3_moe"], **four_devices(training={"steps": 1, "tensorParallelSize": 2}))
-    assert "config.json has model_type qwen3_moe, whose layers cannot be divided" in problem
+def test_layers_of_a_mixture_are_divided_but_for_its_experts() -> None:
+    divided = four_devices(training={"steps": 1, "tensorParallelSize": 2, "expertParallelSize": 2})
+    for name in ("qwen3_moe", "qwen2_moe", "mixtral"):
+        assert problems(CONFIGS[name], **divided) == []
+    assert problems(CONFIGS["mixtral"] | {"intermediate_size": 81}, **divided) == [], "the width of experts, which are whole"
+    (shared,) = problems(CONFIGS["qwen2_moe"] | {"shared_expert_intermediate_size": 81}, **divided)
+    assert shared.startswith("spec.training.tensorParallelSize: 2: does not divide shared_expert_intermediate_size 81 of config.json")

@@ -344,7 +344,7 @@ critic:
         text += f"actor: {{model: {{expert_model_parallel_size: {size}, tensor_model_parallel_size: 2}}}}"
         training = spec_of(text)["training"]
         assert training.get("expertParallelSize") == expected
-        assert ("tensorParallelSize" in training) is (size == 1)
+        assert training["tensorParallelSize"] == 2
         said = [note.why for note in notes(text, "actor.model.expert_model_parallel_size")]
         assert said == (["does not divide the 40 training processes, which shard experts by FSDP2"] if size == 3 else [])
 
@@ -354,10 +354,8 @@ critic:
         )
         text += "critic: {model: {context_parallel_size: 2, expert_model_parallel_size: 4, tensor_model_parallel_size: 2}}"
         critic = component(spec_of(text), "critic")
-        assert (critic["contextParallelSize"], critic["expertParallelSize"]) == (2, 4)
-        assert "tensorParallelSize" not in critic, "the layers of a mixture are not divided"
-        said = [note.path for note in conversion.convert("rlinf", text).notes if note.path.startswith("critic.model")]
-        assert said == ["critic.model.tensor_model_parallel_size"]
+        assert (critic["tensorParallelSize"], critic["contextParallelSize"], critic["expertParallelSize"]) == (2, 2, 4)
+        assert not [note.path for note in conversion.convert("rlinf", text).notes if note.path.startswith("critic.model")]
 
     def test_prompts_that_the_trainers_processes_divide(self) -> None:
         text = "cluster: {num_nodes: 8, component_placement: {actor: 24-63, 'rollout,reward': 0-15}}\n"

@@ -131,10 +131,10 @@ reference:
 """
         (reference,) = (component for component in spec_of(text)["components"] if component["role"] == "Reference")
         assert reference.get("expertParallelSize") == expected
-        assert ("tensorParallelSize" in reference) is (size == 1)
+        assert reference["tensorParallelSize"] == 2
         training, of_trainer = spec_of(text)["training"], "actor_train.strategy_args.strategy_config"
         assert training.get("expertParallelSize") == expected
-        assert ("tensorParallelSize" in training) is (size == 1), "the layers of a mixture are not divided"
+        assert training["tensorParallelSize"] == 2
         said = [note.why for note in notes(text, f"{of_trainer}.expert_model_parallel_size")]
         assert said == (["does not divide the 16 training processes, which shard experts by FSDP2"] if size == 3 else [])
         other = notes(text, "reference.strategy_args.strategy_config.expert_model_parallel_size")

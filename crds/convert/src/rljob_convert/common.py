@@ -263,21 +263,6 @@ def largest_divisor(number: int, wanted: int) -> int:
     return next(divisor for divisor in range(min(number, max(1, wanted)), 0, -1) if number % divisor == 0)
 
 
-def tensor_parallel(source: Source, where: tuple[str, ...], tensor: int, experts: int) -> int | None:
-    """The trainer's tensor parallel size; None for 1, and for a mixture, which is sharded by FSDP2 alone.
-
-    Args:
-        source: the file.
-        where: key of the size.
-        tensor: the size.
-        experts: expert parallel size; above 1 the model is a mixture.
-    """
-    if tensor > 1 and experts > 1:
-        source.drop(where, "the layers of a mixture are not divided; FSDP2 shards them over all training processes instead")
-        return None
-    return tensor if tensor > 1 else None
-
-
 def sequence_parallel(source: Source, where: tuple[str, ...], tensor: int | None) -> bool | None:
     """Whether tokens are divided too; None where layers are not, and Megatron-Core has nothing to divide them over either.
 
@@ -314,20 +299,18 @@ class SizeKeys:
     experts: tuple[str, ...]
 
 
-def component_sizes(source: Source, keys: SizeKeys, processes: int, experts: int) -> Section:
+def component_sizes(source: Source, keys: SizeKeys, processes: int) -> Section:
     """The parallel sizes of a critic, reference or teacher, as fields of its component; those of 1 are left out.
 
     Args:
         source: the file.
         keys: of the sizes.
         processes: of the component, 0 if not known.
-        experts: expert parallel size of the trainer, as of :func:`tensor_parallel`.
     """
-    own, asked = source.peek(*keys.experts), source.integer(*keys.tensor, low=1, high=64) or 1
-    if processes % asked:
+    tensor = source.integer(*keys.tensor, low=1, high=64) or 1
+    if processes % tensor:
         source.drop(keys.tensor, f"does not divide its {processes} processes, which shard their layers by FSDP2 alone", _PLACE)
-        asked = 1
-    tensor = tensor_parallel(source, keys.tensor, asked, max(experts, own if isinstance(own, int) else 1)) or 1
+        tensor = 1
     context = source.integer(*keys.context, low=1, high=64) or 1
     if processes % (context * tensor):
         source.drop(keys.context, f"does not divide its {processes // tensor} data-parallel processes", _PLACE)

@@ -91,14 +91,14 @@ def layer_bytes_per_token(
     * queries and keys that are normalized (Qwen3): the same without the output, which the attention has;
     * the attention, see :func:`_attention_bytes`;
     * the MLP: both halves, the activated one and the product; of a mixture also each expert's input and output, and the router's
-      probabilities, weights and four orders of tokens.
+      probabilities, weights and four orders of tokens; of a shared expert its output and the number that it is multiplied by.
 
     Compiled layers (``rljob_runtime.training.compiling``) keep input and output of the norms, both halves of the MLP and their product, and
     of normalized queries and keys their input; the rest is computed again within kernels of the backward pass.
 
     With tensor parallelism all but the norms is divided, with sequence parallelism these too but for their outputs, which attention and MLP
-    keep of all tokens. With context parallelism a process has fewer tokens, and of each the same, but see
-    :func:`_attention_bytes`.
+    keep of all tokens. The block of a mixture keeps its input of a process's own tokens, and shared experts theirs of all tokens.
+    With context parallelism a process has fewer tokens, and of each the same, but see :func:`_attention_bytes`.
 
     Args:
         decoder: sizes of the model.
@@ -118,7 +118,8 @@ def layer_bytes_per_token(
             own += FLOAT32_BYTES * (decoder.num_attention_heads + decoder.num_kv_heads)
         return own + _attention_bytes(decoder, tree, attending, number, context)
     normalized = number if trains_norms else 0
-    norms = ceil_div(2 * (FLOAT32_BYTES + normalized) * decoder.hidden_size + 8, token_parts) + 2 * number * decoder.hidden_size
+    norms = ceil_div(2 * (FLOAT32_BYTES + normalized) * decoder.hidden_size + 8, token_parts) + number * decoder.hidden_size
+    norms += number * (_mixture_input(decoder, tensor) if decoder.num_experts and tensor > 1 else decoder.hidden_size)
     inner = _attention_bytes(decoder, tree, attending, number, context) + 4 * number * decoder.intermediate_size
     if decoder.qk_norm:
         inner += (FLOAT32_BYTES + normalized) * (decoder.query_size + decoder.kv_size) + 8 * decoder.num_attention_heads
@@ -126,7 +127,14 @@ def layer_bytes_per_token(
         routed = decoder.experts_per_token
         inner += 2 * number * routed * decoder.hidden_size
         inner += FLOAT32_BYTES * (decoder.num_experts + routed) + 4 * INDEX_BYTES * routed
+    if decoder.has_shared_experts:
+        inner += number * (decoder.hidden_size + 1)
     return norms + ceil_div(inner, tensor)
+
+
+def _mixture_input(decoder: DecoderShape, tensor: int) -> int:
+    """Numbers of the input of a mixture's block whose tokens are divided."""
+    return ceil_div(decoder.hidden_size, tensor) + (decoder.hidden_size if decoder.has_shared_experts else 0)
 
 
 def exchanged_numbers(decoder: DecoderShape, experts: int) -> int:

@@ -42,6 +42,8 @@ class DecoderShape:
     """Experts of a mixture layer; 0 for a dense model."""
     experts_per_token: int = 0
     """Those that one token passes, without a shared one."""
+    has_shared_experts: bool = False
+    """Whether there is an MLP that all tokens pass beside the experts."""
     expert_parameters: int = 0
     """Parameters of the experts of all layers, without routers and shared ones."""
     layer_expert_parameters: int = 0
@@ -119,6 +121,7 @@ def shape_from_config(config: Mapping[str, object]) -> ModelShape:
         qk_norm=str(model_type).startswith("qwen3"),
         num_experts=num_experts,
         experts_per_token=_size(config, "num_experts_per_tok") if num_sparse else 0,
+        has_shared_experts=num_sparse > 0 and model_type == "qwen2_moe",
         expert_parameters=num_sparse * in_experts,
         layer_expert_parameters=in_experts if num_sparse == num_layers or sparse_layer > dense_layer else 0,
     )

@@ -96,19 +96,24 @@ class PolicyNeeds:
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of the largest layer that a process, or a tensor-parallel group, computes with; 0 where sizes are not known."""
+        """Parameters of the largest layer that the processes of a tensor-parallel group gather together; 0 where sizes are not known."""
         decoder = self.shape.decoder
-        return 0 if decoder is None else decoder.layer_parameters - self._elsewhere(decoder.layer_expert_parameters)
+        return 0 if decoder is None else self._gathered_together(decoder.layer_parameters, decoder.layer_expert_parameters)
 
     @property
     def computed_parameters(self) -> int:
-        """The same of the whole model: all but the experts of other processes."""
+        """The same of the whole model."""
         decoder = self.shape.decoder
-        return self.parameters - (0 if decoder is None else self._elsewhere(decoder.expert_parameters))
+        return self.parameters if decoder is None else self._gathered_together(self.parameters, decoder.expert_parameters)
 
-    def _elsewhere(self, experts: int) -> int:
-        """Of the parameters of experts those that the other processes of the group have."""
-        return experts - ceil_div(experts, min(self.expert_parallel_size, self.data))
+    def _gathered_together(self, parameters: int, experts: int) -> int:
+        """Each process gathers its share of the experts, which tensor parallelism does not divide; the group divides the others.
+
+        Args:
+            parameters: with experts.
+            experts: of these those of experts.
+        """
+        return parameters - experts + self.tensor * ceil_div(experts, min(self.expert_parallel_size, self.world_size))
 
     @property
     def compute_bytes(self) -> int:
@@ -380,7 +385,7 @@ class PolicyNeeds:
         decoder, tokens, number = self.shape.decoder, self.micro_batch_tokens, self.compute_bytes
         if decoder is None:
             return ()
-        exchanged = exchanged_numbers(decoder, self.expert_parallel_size)
+        exchanged = ceil_div(exchanged_numbers(decoder, self.expert_parallel_size), self.tensor)
         numbers = 2 * (decoder.hidden_size + ceil_div(decoder.intermediate_size, self.tensor) + exchanged)
         need = Need(
             kind=Kind.WORKSPACE,
@@ -396,7 +401,8 @@ class PolicyNeeds:
         decoder, tokens = self.shape.decoder, self.micro_batch_tokens
         if decoder is None:
             return ()
-        layer = self._layer_bytes_per_token(decoder) + exchanged_numbers(decoder, self.expert_parallel_size) * self.compute_bytes
+        exchanged = ceil_div(exchanged_numbers(decoder, self.expert_parallel_size), self.tensor)
+        layer = self._layer_bytes_per_token(decoder) + exchanged * self.compute_bytes
         formula = f"{show_count(tokens)} tokens x {layer:,} B"
         return (
             Need(kind=Kind.WORKSPACE, name="one layer's activations", formula=formula, num_bytes=tokens * layer, remedy=self.less_work),

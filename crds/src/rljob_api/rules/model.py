@@ -39,10 +39,12 @@ UNDIVIDED_MODELS = {
     "qwen3_5_text": "its layers of linear attention have convolutions and states that its plan leaves whole",
 }
 """``model_type`` of dense models with a plan in transformers whose layers cannot be divided, and why."""
-DIVIDED_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-"""What the trainer's tensor parallelism divides; embedding and head stay whole where it does not divide them."""
 MIXTURE_MODELS = ("mixtral", "qwen2_moe", "qwen3_moe")
 """``model_type`` of the mixtures of experts that can be trained."""
+DIVIDED_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
+"""Of these those whose layers the trainer can divide: attention, dense MLPs and shared experts. Experts stay whole."""
+_HEADS = ("num_attention_heads", "num_key_value_heads")
+_DIVIDED_SIZES = {"mixtral": _HEADS, "qwen2_moe": (*_HEADS, "intermediate_size", "shared_expert_intermediate_size")}
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """How the families of mixtures call the number of experts of a layer."""
 EXPERT_MODULES = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3", "experts", "gate"})
@@ -71,6 +73,16 @@ def model_problems(spec: RLJobSpec, config_of: ConfigReader) -> list[FieldError]
         if own is not None and component.model is not None and TRAITS[component.role].divides_layers:  # the trainer's code computes it
             problems += _logit_problems(spec, f"spec.components[{index}].model.path", component.model.path, _decoder(own))
     return problems
+
+
+def can_divide(model_type: str) -> bool:
+    """Whether the trainer's tensor parallelism divides the layers of models of a type."""
+    return model_type in TENSOR_PARALLEL_MODELS or model_type in DIVIDED_MIXTURES
+
+
+def divided_sizes(model_type: str) -> tuple[str, ...]:
+    """Config keys of what tensor parallelism divides in models of a type; embedding and head stay whole where it does not divide them."""
+    return _DIVIDED_SIZES.get(model_type, (*_HEADS, "intermediate_size"))
 
 
 def parallel_path(spec: RLJobSpec, index: int, kind: Literal["tensor", "context", "expert"]) -> str:
@@ -256,14 +268,15 @@ def _growing_rope(decoder: Config) -> str | None:
 def _divided_layers(path: str, tensor: int, decoder: Config) -> Iterator[FieldError]:
     if tensor == 1:
         return
-    if _type(decoder) not in TENSOR_PARALLEL_MODELS:
+    divisible = ", ".join((*TENSOR_PARALLEL_MODELS, *DIVIDED_MIXTURES))
+    if not can_divide(_type(decoder)):
         why = UNDIVIDED_MODELS.get(_type(decoder))
-        which = f"they can for {', '.join(TENSOR_PARALLEL_MODELS)}"
+        which = f"they can for {divisible}"
         problem = f"config.json has model_type {_type(decoder)}, whose layers cannot be divided ({which if why is None else why})"
-        types = "these types" if why is None else f"the types {', '.join(TENSOR_PARALLEL_MODELS)}"
+        types = "these types" if why is None else f"the types {divisible}"
         yield _error(path, tensor, problem, f"write 1, or use a model of one of {types}")
         return
-    for key in DIVIDED_SIZES:
+    for key in divided_sizes(_type(decoder)):
         size = _count(decoder, key)
         if size is not None and size % tensor:
             yield _error(path, tensor, f"does not divide {key} {size} of config.json", f"use {_divisors(size, tensor)}")

@@ -118,28 +118,14 @@ def _parallel_sizes(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
 
 
 def _expert_groups(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
-    """Groups of processes that have a part each of the experts; each process is data-parallel, or has a part of a sequence."""
+    """Groups of processes that have a part each of the experts: neighbors, whatever else they share."""
     for index, component in enumerate(plan.components):
         placed = spec.components[index]
         experts, processes = spec.expert_parallel_size(placed), component.world_size
-        if TRAITS[component.role].divides_layers and spec.tensor_parallel_size(placed) == 1 and processes % experts:
+        if TRAITS[component.role].divides_layers and processes % experts:
             devices = f"the {processes} device{'s' if processes > 1 else ''} of {component.name}"
             remedy = f"use a divisor of {processes}, or {_near(processes, experts)} devices"
             yield _error(parallel_path(spec, index, "expert"), experts, f"does not divide {devices}", remedy)
-
-
-def _expert_parallel(spec: RLJobSpec) -> Iterator[FieldError]:
-    """Tensor-parallel processes have the same tokens, which expert parallelism would send and compute once for each of them."""
-    for index, component in enumerate(spec.components):
-        experts, tensor = spec.expert_parallel_size(component), spec.tensor_parallel_size(component)
-        if experts > 1 and tensor > 1 and TRAITS[component.role].divides_layers:
-            field = parallel_path(spec, index, "tensor").removeprefix("spec.")
-            problem = (
-                f"is set with {field} {tensor}: the devices of a tensor-parallel group have the same tokens, so each would send and "
-                "compute the same rows of experts"
-            )
-            remedy = "write 1 for one of the two; contextParallelSize can be set with it"
-            yield _error(parallel_path(spec, index, "expert"), experts, problem, remedy)
 
 
 def _sequence_parallel(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -192,7 +178,6 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _critic_warmup,
     _sequence_parallel,
     _context_parallel,
-    _expert_parallel,
 )
 """Rules between fields, each independent of the others."""
 

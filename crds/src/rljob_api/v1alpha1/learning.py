@@ -142,7 +142,7 @@ class Training(SpecModel):
     optimizer_state_dtype: OptimizerStateDType = OptimizerStateDType.FLOAT32
     """Type of AdamW's moments in the trainer and a critic. May be changed before resuming from a checkpoint."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
-    """Devices that share each layer of the trainer."""
+    """Devices that share each layer of the trainer. The experts of a mixture stay whole: the devices divide their tokens instead."""
     sequence_parallel: bool = False
     """Divide hidden states between the attention and MLP of each layer by tokens over the tensorParallelSize devices of the trainer, with
     the same traffic: their activations, which every device otherwise holds whole, are divided too. Needs tensorParallelSize above 1."""
@@ -152,7 +152,7 @@ class Training(SpecModel):
     these devices as over data-parallel ones. Its product with tensorParallelSize must divide the model's attention heads."""
     expert_parallel_size: Annotated[int, Field(ge=1, le=128)] = 1
     """Mixture of experts: trainer devices that each hold a part of every layer's experts and exchange tokens, instead of gathering all
-    experts. It must divide the experts of a layer and the devices; neighbors form a group. Cannot be combined with tensorParallelSize."""
+    experts. It must divide the experts of a layer and the devices; neighbors form a group, whichever sequences or layers they share."""
     load_balancing: LoadBalancing | None = None
     """Mixture of experts: add the load-balancing loss of its routers; off by default. Costs about a third of a step."""
     router_replay: RouterReplay = RouterReplay.DISABLED

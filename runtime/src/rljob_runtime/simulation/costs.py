@@ -239,7 +239,7 @@ def _training(spec: RLJobSpec, layout: Layout, weights: Weights, device: DeviceT
     link = device.network_bytes_per_s if layout.trainer_spans_nodes else device.link_bytes_per_s
     number_bytes = DTYPE_BYTES[spec.model.dtype]
     gathers = 3 if training.activation_checkpointing else 2
-    exchanged = _exchanged_parameters(spec, weights, replicas) / layout.tensor_parallel_size
+    exchanged = _exchanged_parameters(spec, weights, replicas, layout.tensor_parallel_size)
     gathered = gathers * exchanged * number_bytes
     gather_s = training.epochs * gathered / link / (training.micro_batch_tokens * replicas)
     per_token_s = max(compute_s, gather_s) + _shared_sequences(spec, layout, weights, device)
@@ -254,11 +254,20 @@ def _training(spec: RLJobSpec, layout: Layout, weights: Weights, device: DeviceT
     return exchange_s, per_token_s * share
 
 
-def _exchanged_parameters(spec: RLJobSpec, weights: Weights, replicas: int) -> float:
-    """Of other processes, that a process gathers for a pass: not the experts that the others of its group compute with."""
+def _exchanged_parameters(spec: RLJobSpec, weights: Weights, replicas: int, tensor: int) -> float:
+    """Of other processes, that a process gathers for a pass: not the experts that the others of its group compute with.
+
+    Tensor parallelism divides all but the experts, which all processes shard.
+
+    Args:
+        spec: of the job.
+        weights: of the model.
+        replicas: tensor-parallel groups.
+        tensor: processes of each.
+    """
     group = spec.training.expert_parallel_size
-    others = (weights.parameters - weights.experts) * (replicas - 1) / replicas
-    return others + weights.experts / group * (1 - group / replicas)
+    others = (weights.parameters - weights.experts) * (replicas - 1) / replicas / tensor
+    return others + weights.experts / group * (1 - group / (replicas * tensor))
 
 
 def _shared_experts(spec: RLJobSpec, layout: Layout, weights: Weights, device: DeviceType) -> float:

@@ -34,7 +34,7 @@ from rljob_runtime.checkpoint_files import FileSum, sum_file
 from rljob_runtime.errors import CheckpointError
 from rljob_runtime.training.bfloat16_adamw import MOMENTS
 from rljob_runtime.training.checkpoint_reading import METADATA, CheckedReader, TensorsPlanner
-from rljob_runtime.training.parallel import divided_dimension, layout_of, local_tensor
+from rljob_runtime.training.parallel import has_disjoint_shards, layout_of, local_tensor
 
 TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True, strict=False)
 """Frozen parameters are in no checkpoint, and are not missed; of the others none can be missing, as loading fails before."""
@@ -164,7 +164,7 @@ class CheckpointWriter:
 def checkpoint_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Bytes that this rank writes: its shards of trained weights, in float32, and of AdamW's two moments."""
     first = layout_of(model).tp_rank == 0
-    trained = [p for p in model.parameters() if p.requires_grad and (first or divided_dimension(p) is not None)]
+    trained = [p for p in model.parameters() if p.requires_grad and (first or has_disjoint_shards(p))]
     return sum(local_tensor(tensor).nbytes for p in trained for tensor in (p, *(optimizer.state[p][name] for name in MOMENTS)))
 
 

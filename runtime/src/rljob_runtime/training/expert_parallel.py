@@ -11,9 +11,24 @@ move ``ep / experts per token`` times as much, which is less in small groups, bu
 to pad. The price is that the host waits for the numbers of rows once a layer. Context-parallel ranks have different tokens, as
 data-parallel ones have.
 
-Parameters of experts are DTensors on the mesh ``("efsdp", "ep")``: a part for each rank of a group, which FSDP2 shards over the groups. So
-checkpoints, the norm and the optimizer see whole tensors in disjoint shards, as of every other parameter. Only averaging differs: the
-gradient of an expert is a sum over the tokens of its whole group already, so its sum over the groups is divided by the number of all ranks.
+Tensor-parallel ranks have the same tokens, and each would send the same rows. In the block of a mixture each therefore takes its part of
+every row's tokens, as sequence parallelism divides them (:mod:`.sequence_parallel`), so that all ranks have different tokens there. So a
+group is any ``ep`` neighbors of all ranks, whatever else they share: within a tensor-parallel group, the same ranks, or several of these::
+
+    dp 2, tp 2, ep 2: groups (0 1) (2 3), which are the tensor-parallel ones      dp 2, tp 2, ep 4: group (0 1 2 3)
+    dp 1, tp 4, ep 2: groups (0 1) (2 3), two within the tensor-parallel one
+
+Experts are whole on one rank and never divided by channels. That is Megatron-Core's parallel folding with expert tensor parallel size 1
+(arXiv 2504.14960) and torchtitan's ``etp = 1`` (``ParallelDims``: expert parallelism takes the ranks of tp and cp, and some of dp):
+experts of fine-grained mixtures are a few hundred channels wide, which divided make thin products, and rows would have to be summed
+besides. Router and shared experts' gate are whole on each rank and see its tokens, so that their gradients are summed over tp
+(:func:`~rljob_runtime.training.parallel.sum_partial_gradients`); shared experts are divided by channels.
+
+Parameters of experts are DTensors on the mesh ``("efsdp", "ep")`` of all ranks: a part for each rank of a group, which FSDP2 shards over
+the groups; with tensor parallelism and ``ep`` 1 on ``("efsdp",)``, all ranks, so that none has a copy of another's shard. So checkpoints,
+the norm and the optimizer see whole tensors in disjoint shards, as of every other parameter. Only averaging differs: the gradient of an
+expert is a sum over the tokens of its whole group already, so its sum over the groups is divided by the number of dp times cp ranks, by
+which each of these multiplies its loss. The tp ranks of a batch have a part each of the gradient of the same loss, which adds up.
 """
 
 from __future__ import annotations
@@ -30,14 +45,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 
 from rljob_runtime.errors import ModelError
+from rljob_runtime.training.mixtures import EXPERT_PARAMETERS, is_experts
 from rljob_runtime.training.parallel import Layout, divide, local_tensor
-
-EXPERT_PARAMETERS = ("gate_up_proj", "down_proj")
-"""Of a module with all experts of a layer, as transformers 5 names them: shapes (E, 2 I, H) and (E, H, I)."""
 
 
 def apply_expert_parallel(model: PreTrainedModel, layers: Iterable[nn.Module], layout: Layout) -> list[nn.Module]:
-    """Divide the experts over their groups in place, before FSDP; nothing to do without expert parallelism.
+    """Divide the experts over their groups in place, before FSDP; nothing to do without expert parallelism but to find them.
 
     Args:
         model: whole, on any device.
@@ -45,14 +58,16 @@ def apply_expert_parallel(model: PreTrainedModel, layers: Iterable[nn.Module], l
         layout: of the ranks.
 
     Returns:
-        The divided modules.
+        The modules of experts with a mesh of their own.
 
     Raises:
         ModelError: the model has no experts, or ``ep`` does not divide them.
     """
     if layout.experts is None:
         return []
-    found = [module for layer in layers for module in layer.modules() if EXPERT_PARAMETERS == tuple(n for n, _ in _own(module))]
+    found = [module for layer in layers for module in layer.modules() if is_experts(module)]
+    if layout.ep_size == 1:
+        return found
     if not found:
         kind = model.config.model_type
         raise ModelError(f"expert_parallel_size is {layout.ep_size}, but model type {kind} has no experts; set expertParallelSize to 1")
@@ -68,7 +83,7 @@ def apply_expert_parallel(model: PreTrainedModel, layers: Iterable[nn.Module], l
 
 
 def shard_experts(found: Iterable[nn.Module], layout: Layout, policy: MixedPrecisionPolicy) -> None:
-    """Make divided experts FSDP units of their own, sharded over the groups.
+    """Make experts with a mesh of their own FSDP units, sharded over the groups.
 
     Args:
         found: by :func:`apply_expert_parallel`.
@@ -83,10 +98,6 @@ def shard_experts(found: Iterable[nn.Module], layout: Layout, policy: MixedPreci
         experts.set_gradient_divide_factor(float(layout.fsdp_size))
         # a factor is a reduction of NCCL alone otherwise; of one group torch 2.13 divides by it twice if this is on
         experts.set_force_sum_reduction_for_comms(groups.size() > 1)
-
-
-def _own(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return list(module.named_parameters(recurse=False))
 
 
 class _OwnExperts:

@@ -37,7 +37,7 @@ from rljob_runtime.training.expert_parallel import apply_expert_parallel, shard_
 from rljob_runtime.training.loading import WeightFiles, without_weights
 from rljob_runtime.training.logprob import PossibleTokens, VocabularyPart, selected_logprobs
 from rljob_runtime.training.lora import add_adapters
-from rljob_runtime.training.parallel import Layout, apply_tensor_parallel, layout_of
+from rljob_runtime.training.parallel import Layout, apply_tensor_parallel, layout_of, mixture_tokens_of
 from rljob_runtime.training.replay import Replay, replay_of
 from rljob_runtime.training.sharing import ACCELERATOR_OVERHEAD_TOKENS, CPU_CALL_FLOPS, CPU_OVERHEAD_TOKENS, LINEAR_ONLY, LayerCosts
 from rljob_runtime.weightsync.checkpoint_names import checkpoint_parts
@@ -322,9 +322,9 @@ def _pass(
     routes: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Hidden states (N, H) of :func:`hidden_states`, and routing sums (2, E) if they are asked for."""
-    replay = replay_of(model)
+    replay, tokens, rows = replay_of(model), mixture_tokens_of(model), input_ids.shape[0]
     if replay is not None:
-        replay.set(routes)
+        replay.set(routes if routes is None or tokens is None else tokens.cut_routes(routes, rows))
     asked: dict[str, Any] = {"output_router_logits": True} if with_routing else {}
     if packing is not None:
         asked |= {"packing": packing, "position_ids": packing.position_ids}
@@ -336,7 +336,8 @@ def _pass(
     if not with_routing:
         return chosen, None
     top_k = model.config.get_text_config().num_experts_per_tok
-    return chosen, routing_sums(output.router_logits, positions, top_k, None if replay is None else replay.by_router())
+    logits = output.router_logits if tokens is None else [tokens.join_numbers(own, rows) for own in output.router_logits]
+    return chosen, routing_sums(logits, positions, top_k, None if replay is None else replay.by_router(routes))
 
 
 def form_of_logits(model: PreTrainedModel) -> LogitForm:

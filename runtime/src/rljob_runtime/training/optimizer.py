@@ -12,7 +12,7 @@ from torch import nn
 from rljob_api.vocabulary import OptimizerStateDType, Schedule
 from rljob_runtime.training.bfloat16_adamw import BFloat16AdamW
 from rljob_runtime.training.config import PolicyConfig
-from rljob_runtime.training.parallel import divided_dimension, layout_of, local_tensor, sum_partial_gradients
+from rljob_runtime.training.parallel import has_disjoint_shards, layout_of, local_tensor, sum_partial_gradients
 
 
 def build_optimizer(model: nn.Module, config: PolicyConfig) -> torch.optim.AdamW:
@@ -72,7 +72,7 @@ def clip_gradients(model: nn.Module, max_norm: float | None) -> torch.Tensor:
     first = layout_of(model).tp_rank == 0
     trained = [p for p in model.parameters() if p.grad is not None]
     gradients = [local_tensor(p.grad) for p in trained if p.grad is not None]
-    counted = [g for g, p in zip(gradients, trained, strict=True) if first or divided_dimension(p) is not None]
+    counted = [g for g, p in zip(gradients, trained, strict=True) if first or has_disjoint_shards(p)]
     norm = torch.nn.utils.get_total_norm(counted, foreach=True)
     if dist.get_world_size() > 1:
         squared = norm.square()

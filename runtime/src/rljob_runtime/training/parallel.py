@@ -2,12 +2,12 @@
 
 rank = (dp rank * cp size + cp rank) * tp size + tp rank. The cp * tp ranks of one dp rank get the same batches. Its cp ranks compute a part
 of each sequence (:mod:`.context_parallel`); FSDP2 shards parameters over dp and cp ranks alike, so that the mesh of parameters is
-``("fsdp", "tp")``; experts can have a mesh of their own (:mod:`.expert_parallel`).
+``("fsdp", "tp")``; experts have a mesh of their own (:mod:`.expert_parallel`), as tensor parallelism does not divide them.
 Its tp ranks hold a part of each layer: heads and intermediate channels are divided by rows of ``q, k, v, gate, up``
 and by columns of ``o, down``, embedding and head by rows of the vocabulary (Megatron-LM, arXiv 1909.08053). Divided parameters are
 DTensors, so that FSDP2 cuts them once more and checkpoints know the whole; the arithmetic is on plain local tensors with one sum over tp
 per attention and MLP in each direction. Everything else is on each tp rank as a whole, with equal gradients, except the few that see only
-their rank's heads: see :func:`sum_partial_gradients`. What is divided how is said in :mod:`.tensor_plan`, computed in
+their rank's heads or tokens: see :func:`sum_partial_gradients`. What is divided how is said in :mod:`.tensor_plan`, computed in
 :mod:`.tensor_layers`, and with tokens divided beside layers in :mod:`.sequence_parallel`.
 """
 
@@ -31,6 +31,7 @@ from transformers import PreTrainedModel
 
 from rljob_runtime.errors import ModelError
 from rljob_runtime.training.lora import LoraLinear
+from rljob_runtime.training.mixtures import is_experts, mixture_blocks
 from rljob_runtime.training.sequence_parallel import DividedTokens
 from rljob_runtime.training.tensor_layers import (
     Regrouping,
@@ -54,7 +55,8 @@ class Layout:
     batches: DeviceMesh | None = None
     """With context parallelism the same ranks as ``("dp", "cp", "tp")``, by what they compute."""
     experts: DeviceMesh | None = None
-    """With expert parallelism the same ranks as ``("efsdp", "ep")``, by which experts they have."""
+    """Of experts, all ranks: ``("efsdp", "ep")`` with expert parallelism, ``("efsdp",)`` with tensor parallelism alone. None without both:
+    experts are sharded as all other parameters are."""
 
     @property
     def fsdp_mesh(self) -> DeviceMesh:
@@ -109,7 +111,7 @@ class Layout:
     @property
     def ep_size(self) -> int:
         """Number of ranks that have a part each of a layer's experts."""
-        return 1 if self.experts is None else self.experts.size(1)
+        return 1 if self.experts is None or self.experts.ndim == 1 else self.experts.size(1)
 
     @property
     def tp_group(self) -> dist.ProcessGroup:
@@ -117,7 +119,7 @@ class Layout:
         return self.mesh.get_group("tp")
 
     def place_of_expert(self, expert: int, num_experts: int) -> tuple[int, int]:
-        """Which FSDP rank has an expert, and which of its own it is there.
+        """Which rank of all has an expert, and which of its own it is there.
 
         Ranks of an expert-parallel group have consecutive parts of the experts. Each part is cut over the groups as FSDP2 cuts, into
         ``ceil(experts of a part / groups)``.
@@ -127,7 +129,7 @@ class Layout:
             num_experts: of the layer.
         """
         ep_rank, within = divmod(expert, num_experts // self.ep_size)
-        per_rank = -(-(num_experts // self.ep_size) // (self.fsdp_size // self.ep_size))
+        per_rank = -(-(num_experts // self.ep_size) // (self.fsdp_size * self.tp_size // self.ep_size))
         group, local = divmod(within, per_rank)
         return group * self.ep_size + ep_rank, local
 
@@ -160,7 +162,7 @@ def make_layout(
             f"{sizes} but there are {world_size} ranks; make the number of ranks a multiple of it "
             "(ranks = data-parallel ranks * context_parallel_size * tensor_parallel_size)"
         )
-    experts = _expert_mesh(device, world_size // tp, tp, expert_parallel_size)
+    experts = None if tp == expert_parallel_size == 1 else _expert_mesh(device, world_size, expert_parallel_size)
     shape, names = ((world_size,), ("fsdp",)) if tp == 1 else ((world_size // tp, tp), ("fsdp", "tp"))
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
     batches = None if cp == 1 else init_device_mesh(device.type, (world_size // (tp * cp), cp, tp), mesh_dim_names=("dp", "cp", "tp"))
@@ -171,30 +173,22 @@ def make_layout(
     return Layout(mesh=mesh, batches=batches, experts=experts)
 
 
-def _expert_mesh(device: torch.device, num_shares: int, tp: int, ep: int) -> DeviceMesh | None:
+def _expert_mesh(device: torch.device, world_size: int, ep: int) -> DeviceMesh:
     """Neighbors form a group, so that what they exchange stays on a node.
 
     Args:
         device: of the ranks.
-        num_shares: data-parallel times context-parallel ranks.
-        tp: tensor-parallel ranks.
+        world_size: ranks.
         ep: ranks of a group.
 
     Raises:
-        ModelError: ``ep`` does not fit the others.
+        ModelError: ``ep`` does not divide the ranks.
     """
     if ep == 1:
-        return None
-    if tp > 1:
-        raise ModelError(
-            f"expert_parallel_size is {ep} and tensor_parallel_size is {tp}; tensor-parallel ranks have the same tokens, so that each "
-            "would send and compute the same rows of experts, set one of the two to 1"
-        )
-    if num_shares % ep != 0:
-        raise ModelError(
-            f"expert_parallel_size is {ep} but there are {num_shares} data-parallel times context-parallel ranks; use a divisor of them"
-        )
-    return init_device_mesh(device.type, (num_shares // ep, ep), mesh_dim_names=("efsdp", "ep"))
+        return init_device_mesh(device.type, (world_size,), mesh_dim_names=("efsdp",))
+    if world_size % ep != 0:
+        raise ModelError(f"expert_parallel_size is {ep} but there are {world_size} ranks; use a divisor of them")
+    return init_device_mesh(device.type, (world_size // ep, ep), mesh_dim_names=("efsdp", "ep"))
 
 
 def layout_of(model: nn.Module) -> Layout:
@@ -212,10 +206,16 @@ def divided_dimension(tensor: torch.Tensor) -> int | None:
     return None
 
 
+def has_disjoint_shards(parameter: torch.Tensor) -> bool:
+    """Whether no two ranks have the same of a sharded parameter; otherwise the tp ranks of a group each have a copy of a shard."""
+    return isinstance(parameter, DTensor) and parameter.device_mesh.size() == dist.get_world_size()
+
+
 def apply_tensor_parallel(model: PreTrainedModel, layers: list[nn.Module], layout: Layout, *, divides_tokens: bool = False) -> None:
     """Divide the model's parameters over tp in place, before FSDP; nothing to do with one tp rank.
 
-    Embedding and head stay whole on each tp rank where tp does not divide the vocabulary.
+    Embedding and head stay whole on each tp rank where tp does not divide the vocabulary. Experts do as well: within the block of a
+    mixture tokens are divided instead (:mod:`.expert_parallel`), and the model gets them as ``mixture_tokens``.
 
     Args:
         model: whole, on any device, with adapters if there are any.
@@ -230,16 +230,18 @@ def apply_tensor_parallel(model: PreTrainedModel, layers: list[nn.Module], layou
         return
     check_plan(model, layout.tp_size)
     config, styles_of = model.config.get_text_config(), [layer_styles(model, layer) for layer in layers]
-    tokens = DividedTokens(layout.tp_group) if divides_tokens else None
+    tokens = DividedTokens(layout.tp_group)
     for layer, styles in zip(layers, styles_of, strict=True):
         for name, module in list(layer.named_modules()):
             if name in styles:
                 _divide_module(module, styles[name], layout, fused_sizes(config, name, module))
             if any(styles.get(f"{name}.{child}") is Style.COLUMN for child, _ in module.named_children()):
                 _divide_block(module, layout)
-        _divide_tokens(layer, tokens)
-    if tokens is not None:
+        _divide_tokens(layer, tokens if divides_tokens else None)
+        _divide_mixtures(layer, tokens, divides_tokens=divides_tokens)
+    if divides_tokens:
         tokens.attach(layers[0], layers[-1])
+    model.mixture_tokens = tokens if any(mixture_blocks(layer) for layer in layers) else None
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if embedding.num_embeddings % layout.tp_size == 0:
         tied = head is not None and head.weight is embedding.weight  # a critic has none
@@ -324,9 +326,25 @@ def _divide_tokens(layer: nn.Module, tokens: DividedTokens | None) -> None:
     module: Any
     for module in layer.modules():
         module.tp_tokens = tokens
-        if tokens is not None:
+        if tokens is not None and not is_experts(module):
             whole = (name for name, p in module.named_parameters(recurse=False) if not isinstance(p, DTensor))
             module.tp_partial = tuple(whole)
+
+
+def _divide_mixtures(layer: nn.Module, tokens: DividedTokens, *, divides_tokens: bool) -> None:
+    """Within blocks of experts a rank computes its tokens alone; without sequence parallelism they are cut before, and joined behind."""
+    module: Any
+    for block in mixture_blocks(layer).values():
+        for module in block.modules():
+            module.tp_tokens = tokens
+        if not divides_tokens:
+            tokens.attach(block, block)
+
+
+def mixture_tokens_of(model: nn.Module) -> DividedTokens | None:
+    """How blocks of experts divide tokens over tp; None where they have all of this rank's batch, or where there are none."""
+    found: DividedTokens | None = getattr(model, "mixture_tokens", None)
+    return found
 
 
 def _divide_by_columns(module: Any, layout: Layout) -> None:

@@ -58,13 +58,14 @@ class Replay:
         """What the next pass takes.
 
         Args:
-            routes: shape (rows * width, L, K), negative where a router chooses; None: routers choose everywhere.
+            routes: shape (rows * width, L, K), of the tokens that routers of this rank see; negative where a router chooses. None: routers
+                choose everywhere.
         """
         self._routes = routes
 
-    def by_router(self) -> list[torch.Tensor] | None:
-        """Routes of each router's layer, shape (rows * width, K); None where routers choose everywhere."""
-        return None if self._routes is None else [self._routes[:, layer].long() for layer in self._router_layers]
+    def by_router(self, routes: torch.Tensor | None) -> list[torch.Tensor] | None:
+        """Of routes (rows * width, L, K) those of each router's layer, shape (rows * width, K); None where routers choose everywhere."""
+        return None if routes is None else [routes[:, layer].long() for layer in self._router_layers]
 
     def _hook(self, layer: int) -> Any:
         def replace(router: Any, _: Any, output: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> Any:

@@ -10,6 +10,12 @@ tokens::
 Rows are padded to a multiple of tp where they are divided, and attention and MLP never see the padding. Every parameter that a rank has
 as a whole, such as a norm's weight or the bias of a row layer, sees its tokens alone, so that its gradient is a part of a sum over tp
 (:func:`~rljob_runtime.training.parallel.sum_partial_gradients`). Embedding, last norm and head compute all tokens on each rank.
+
+Blocks of experts divide tokens in the same way, also where nothing else does (:mod:`.expert_parallel`): they take a rank's own tokens, and
+only shared experts, whose layers tp divides, gather them::
+
+    ... -> norm -> | router, exchange, experts                          | -> add        cut before and joined behind the block
+                   | gather -> gate, up, down of shared -> sum and cut  |               without sequence parallelism
 """
 
 from __future__ import annotations
@@ -21,6 +27,8 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - the name every torch user knows
 from torch import nn
 
+from rljob_runtime.routes import NO_ROUTE
+
 
 class DividedTokens:
     """How the layers of a model divide the rows of the present micro-batch; one for all of them."""
@@ -31,7 +39,7 @@ class DividedTokens:
         self._width = 0
 
     def attach(self, first: nn.Module, last: nn.Module) -> None:
-        """Cut the hidden states that enter the first decoder layer, and gather those that leave the last."""
+        """Cut the hidden states that enter the first of some consecutive blocks, and gather those that leave the last."""
         first.register_forward_pre_hook(self._enter, with_kwargs=True)
         last.register_forward_hook(self._leave)
 
@@ -46,14 +54,34 @@ class DividedTokens:
         return whole
 
     def gather(self, own: torch.Tensor) -> torch.Tensor:
-        """All tokens (rows, width, H) from each rank's (rows, ceil(width / tp), H), for work that ranks divide; gradients are summed."""
+        """All tokens (rows, width, H) from each rank's (rows, ceil(width / tp), H), for work that ranks divide; gradients are summed.
+
+        Where a block has flattened them, (tp * N, H) from (N, H): those of one rank after the other's, padding included.
+        """
+        if own.ndim == 2:
+            flat: torch.Tensor = _Gather.apply(own.unsqueeze(0), self._group.size() * own.shape[0], self._group)  # type: ignore[no-untyped-call]
+            return flat.squeeze(0)
         whole: torch.Tensor = _Gather.apply(own, self._width, self._group)  # type: ignore[no-untyped-call]
         return whole
 
     def sum_and_cut(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's tokens (rows, ceil(width / tp), H) of the sum over ranks of (rows, width, H)."""
+        """This rank's tokens (rows, ceil(width / tp), H) of the sum over ranks of (rows, width, H); or (N, H) of (tp * N, H)."""
+        if whole.ndim == 2:
+            flat: torch.Tensor = _SumAndCut.apply(whole.unsqueeze(0), whole.shape[0], self._group)  # type: ignore[no-untyped-call]
+            return flat.squeeze(0)
         own: torch.Tensor = _SumAndCut.apply(whole, self._width, self._group)  # type: ignore[no-untyped-call]
         return own
+
+    def join_numbers(self, own: torch.Tensor, rows: int) -> torch.Tensor:
+        """Numbers (rows * width, E) of all tokens, with which all ranks go on alike, from each rank's (rows * ceil(width / tp), E)."""
+        whole: torch.Tensor = _Join.apply(own.unflatten(0, (rows, -1)), self._width, self._group)  # type: ignore[no-untyped-call]
+        return whole.flatten(0, 1)
+
+    def cut_routes(self, whole: torch.Tensor, rows: int) -> torch.Tensor:
+        """Routes of this rank's tokens (rows * ceil(width / tp), L, K) from those of all, (rows * width, L, K); no route for padding."""
+        by_row = whole.flatten(1).unflatten(0, (rows, -1))
+        own = _by_rank(by_row, self._group, NO_ROUTE)[self._group.rank()]
+        return own.flatten(0, 1).unflatten(1, whole.shape[1:])
 
 
 class _Cut(torch.autograd.Function):
@@ -103,12 +131,12 @@ class _SumAndCut(torch.autograd.Function):
         return _gathered(grad, ctx.width, ctx.group), None, None
 
 
-def _by_rank(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """(rows, width, H), padded with zeros, as (tp, rows, ceil(width / tp), H); a view where it can be."""
+def _by_rank(whole: torch.Tensor, group: dist.ProcessGroup, filling: int = 0) -> torch.Tensor:
+    """(rows, width, H), padded with ``filling``, as (tp, rows, ceil(width / tp), H); a view where it can be."""
     size = group.size()
     tokens = -(-whole.shape[1] // size)
     padding = tokens * size - whole.shape[1]
-    padded = whole if padding == 0 else F.pad(whole, (0, 0, 0, padding))  # which copies, whatever the padding
+    padded = whole if padding == 0 else F.pad(whole, (0, 0, 0, padding), value=filling)  # which copies, whatever the padding
     return padded.unflatten(1, (size, tokens)).transpose(0, 1)
 
 

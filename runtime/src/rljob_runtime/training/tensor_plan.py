@@ -9,19 +9,24 @@ computes the same of it. Here these are divided as well, and what they are gathe
 * norms over a whole projection (OLMo 2): one sum of squares per token;
 * norms within heads with a weight for each head (Cohere): a rank's heads alone;
 * learned numbers of an activation function (Apertus): whole on each rank, which sees only its channels.
+
+Experts, which plans divide by channels, are not divided here: in the block of a mixture tokens are (:mod:`.expert_parallel`). Its router is
+whole on each rank, which sees only its tokens; the linear layers of a shared expert are divided as those of a dense MLP.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import XIELUActivation
 
-from rljob_api.rules.model import DIVIDED_SIZES, TENSOR_PARALLEL_MODELS, UNDIVIDED_MODELS
+from rljob_api.rules.model import DIVIDED_MIXTURES, TENSOR_PARALLEL_MODELS, UNDIVIDED_MODELS, can_divide, divided_sizes
 from rljob_runtime.errors import ModelError
+from rljob_runtime.training.mixtures import is_experts, mixture_blocks
 
 
 class Style(enum.Enum):
@@ -32,7 +37,7 @@ class Style(enum.Enum):
     ROW = "rowwise"
     """Linear, divided by input channels; outputs are summed over tp."""
     PARTIAL = "replicated_with_grad_allreduce"
-    """Whole on each rank, and sees only this rank's heads or channels."""
+    """Whole on each rank, and sees only this rank's heads or channels, or in the block of a mixture its tokens."""
     WHOLE_NORM = "norm over a whole projection"
     """RMS norm over all heads, of which each rank has its own."""
     HEAD_NORM = "norm with a weight for each head"
@@ -51,6 +56,8 @@ FUSED_ATTENTION, FUSED_MLP = "qkv_proj", "gate_up_proj"
 """Linear layers that are several projections above one another: queries, keys and values; gate and up."""
 IN_LAYERS = "layers.*."
 """How a plan's names of modules of the decoder layers begin."""
+_SHARED = {"gate_proj": Style.COLUMN, "up_proj": Style.COLUMN, "down_proj": Style.ROW}
+"""Linear layers of an expert that all tokens pass."""
 _NORMALIZED = {"q_norm": "q_proj", "k_norm": "k_proj"}
 """Norms and the projections before them."""
 
@@ -69,10 +76,12 @@ def layer_styles(model: PreTrainedModel, layer: nn.Module) -> dict[str, Style]:
     """
     config = model.config.get_text_config()
     plan = {name.removeprefix(IN_LAYERS): style for name, style in config.base_model_tp_plan.items() if name.startswith(IN_LAYERS)}
-    styles = {name: PLANNED[style] for name, style in plan.items() if style in PLANNED}
+    modules = dict(layer.named_modules())
+    styles = {name: PLANNED[style] for name, style in plan.items() if style in PLANNED and not is_experts(_owner(modules, name))}
+    styles |= _in_mixtures(layer)
     styles |= {name: style for name, module in layer.named_modules() if name not in styles and (style := _between(layer, name, module))}
     blocks = {name.rpartition(".")[0] for name in styles}
-    owners = {name.rpartition(".")[0] for name, _ in layer.named_parameters()}
+    owners = {name.rpartition(".")[0] for name, _ in layer.named_parameters()} - {n for n, m in modules.items() if is_experts(m)}
     unknown = sorted(owner for owner in owners if owner not in styles and ("." in owner or owner in blocks))
     if unknown:
         raise ModelError(
@@ -80,6 +89,23 @@ def layer_styles(model: PreTrainedModel, layer: nn.Module) -> dict[str, Style]:
             "set tensorParallelSize to 1"
         )
     return styles
+
+
+def _owner(modules: Mapping[str, nn.Module], name: str) -> nn.Module:
+    """The module that has a planned module or parameter; an empty one where this layer has none of that name."""
+    return modules.get(name.rpartition(".")[0], nn.Module())
+
+
+def _in_mixtures(layer: nn.Module) -> dict[str, Style]:
+    """Of the modules of a mixture's block that have parameters, but for the experts."""
+    found = {}
+    for begin, block in mixture_blocks(layer).items():
+        for name, module in block.named_modules():
+            owner, _, last = name.rpartition(".")
+            if is_experts(module) or not any(True for _ in module.parameters(recurse=False)):
+                continue
+            found[f"{begin}.{name}"] = _SHARED.get(last, Style.PARTIAL) if owner and isinstance(module, nn.Linear) else Style.PARTIAL
+    return found
 
 
 def _between(layer: nn.Module, name: str, module: nn.Module) -> Style | None:
@@ -106,10 +132,10 @@ def check_plan(model: PreTrainedModel, tp_size: int) -> None:
     kind, remedy = config.model_type, "set tensorParallelSize to 1"
     if kind in UNDIVIDED_MODELS:
         raise ModelError(f"model type {kind} cannot be divided by tensor parallelism: {UNDIVIDED_MODELS[kind]}; {remedy}")
-    if kind not in TENSOR_PARALLEL_MODELS or not _is_plain(model.get_input_embeddings()):
-        known = ", ".join(TENSOR_PARALLEL_MODELS)
+    if not can_divide(kind) or not _is_plain(model.get_input_embeddings()):
+        known = ", ".join((*TENSOR_PARALLEL_MODELS, *DIVIDED_MIXTURES))
         raise ModelError(f"model type {kind} has no tensor-parallel plan (there is one for {known}); {remedy}")
-    for key in DIVIDED_SIZES:
+    for key in divided_sizes(kind):
         value = getattr(config, key, None)
         if value is not None and value % tp_size != 0:
             raise ModelError(f"tensor_parallel_size is {tp_size} but the model has {key} {value}; choose a divisor of it")

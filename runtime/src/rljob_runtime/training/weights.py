@@ -185,7 +185,7 @@ def _shard(model: nn.Module, name: str, source: _Source) -> torch.Tensor:
     if part.expert is not None:
         layout = layout_of(model)
         holder, local = layout.place_of_expert(part.expert, source.parameter.shape[0])
-        if holder != layout.fsdp_rank:
+        if holder != dist.get_rank():
             return shard.new_empty(0)
         return shard[local, part.first_row : part.first_row + part.shape[0]]
     if name.endswith(LORA_A):
@@ -268,7 +268,7 @@ def _held(slot: TensorSlot, source: _Source, layout: Layout, fsdp_rank: int, tp_
     if source.part.expert is None:
         return block_of(slot, divided_dimension(source.parameter), layout, fsdp_rank, tp_rank)
     holder, _ = layout.place_of_expert(source.part.expert, source.parameter.shape[0])
-    rows = slot.shape[0] if (fsdp_rank, tp_rank) == (holder, 0) else 0
+    rows = slot.shape[0] if fsdp_rank * layout.tp_size + tp_rank == holder else 0
     return Block(first_row=0, rows=rows, first_byte=0, row_bytes=slot.size_bytes // slot.shape[0])
 
 

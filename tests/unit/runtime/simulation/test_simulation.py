@@ -139,10 +139,10 @@ def test_devices_that_share_experts_gather_fewer_and_exchange_rows():
     }
     shape, h100 = shape_from_config(config), DEVICES["H100"]
     found = []
-    for size in (1, 4):
-        one = check(job(training={"steps": 10, "expertParallelSize": size, "microBatchTokens": 1}), runnable=False)
+    for sizes in ({}, {"expertParallelSize": 4}, {"tensorParallelSize": 4}, {"expertParallelSize": 4, "tensorParallelSize": 4}):
+        one = check(job(training={"steps": 10, "microBatchTokens": 1, **sizes}), runnable=False)
         found.append(costs.simulated(one.job.spec, layout_of(one.job.spec, one.plan), shape, h100, None))
-    whole, shared = found
+    whole, shared, divided, both = found
     experts = 48 * 128 * 3 * 2048 * 768
     share = (128 + 256) / 256
     gathered = 2 * experts * 3 / 4 * 2 / h100.link_bytes_per_s / 4 * share  # twice, in bfloat16, of three others, over four devices' tokens
@@ -150,6 +150,9 @@ def test_devices_that_share_experts_gather_fewer_and_exchange_rows():
     assert whole.world.train_token_s - shared.world.train_token_s == pytest.approx(gathered - moved, rel=0.01)
     assert whole.world.train_s > 5 * shared.world.train_s > 0
     assert shared.layout.moved(1) is None, "two devices are left to the trainer"
+    assert divided.world.train_token_s > 3 * whole.world.train_token_s, "four devices gather experts for one micro-batch"
+    assert divided.world.train_s == pytest.approx(4 * experts * 3 / 4 / h100.link_bytes_per_s, rel=1e-3)
+    assert both.world.train_s == 0.0, "each device has its experts and its part of the rest"
 
 
 def test_a_decoding_step_reads_weights_until_arithmetic_takes_longer():

@@ -362,9 +362,7 @@ def training(source: Source, generation: Section, processes: int) -> Section:
     rate = source.number("actor", "optim", "lr", above=0.0)
     tensor = source.integer("actor", "model", "tensor_model_parallel_size", low=1, high=64) or 1
     context = source.integer("actor", "model", "context_parallel_size", low=1, high=64) or 1
-    found = source.peek("actor", "model", "expert_model_parallel_size")
-    experts = found if isinstance(found, int) else 1
-    divided = common.tensor_parallel(source, ("actor", "model", "tensor_model_parallel_size"), tensor, experts)
+    divided = tensor if tensor > 1 else None
     return compact(
         {
             "steps": steps,

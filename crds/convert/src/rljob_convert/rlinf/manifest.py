@@ -121,7 +121,6 @@ def _only_validates(source: Source) -> bool:
 
 def _divide_critic(source: Source, placed: Placed) -> None:
     """Give a Critic its parallel sizes."""
-    found = source.peek("actor", "model", "expert_model_parallel_size")
     keys = common.SizeKeys(
         tensor=("critic", "model", "tensor_model_parallel_size"),
         context=("critic", "model", "context_parallel_size"),
@@ -131,7 +130,7 @@ def _divide_critic(source: Source, placed: Placed) -> None:
         if component["role"] == "Critic":
             if source.flag("critic", "use_critic_model") is False:
                 source.drop(("critic", "use_critic_model"), "a Critic is placed")
-            component |= common.component_sizes(source, keys, placed.workers.get("critic", 0), found if isinstance(found, int) else 1)
+            component |= common.component_sizes(source, keys, placed.workers.get("critic", 0))
 
 
 def _places_critic(source: Source) -> bool:

@@ -152,7 +152,7 @@ def training(source: Source, numbers: Batch, num_devices: int, alone: int) -> Se
         place = "warmup_steps" if source.peek(*_ARGS, "warmup_steps") else "warmup_ratio"
         source.differs((*_ARGS, place), f"is cut to {most} of the {counted(steps, 'step')} of the job")
         warmup = most
-    divided = common.tensor_parallel(source, (*_CONFIG, "tensor_model_parallel_size"), tensor, expert_parallel(source))
+    divided = tensor if tensor > 1 else None
     return compact(
         {
             "steps": steps,
@@ -176,12 +176,6 @@ def training(source: Source, numbers: Batch, num_devices: int, alone: int) -> Se
             "loadBalancing": common.load_balancing(source, (*_CONFIG, "moe_aux_loss_coeff")),
         }
     )
-
-
-def expert_parallel(source: Source) -> int:
-    """The trainer's processes that share the experts of a layer; more than one of a mixture only."""
-    size = source.peek(*expert_keys(source, "actor_train")[0])
-    return size if isinstance(size, int) else 1
 
 
 def _expert_parallel(source: Source, num_devices: int) -> int | None:

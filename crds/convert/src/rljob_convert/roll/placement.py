@@ -14,7 +14,7 @@ from rljob_convert.common import Section, compact
 from rljob_convert.notes import NoteKind
 from rljob_convert.roll.judge_places import SERVED, JudgeModel, fraction_limits, judge_component
 from rljob_convert.roll.judges import judging_section, key_variables
-from rljob_convert.roll.learning import context_keys, expert_keys, expert_parallel, leave
+from rljob_convert.roll.learning import context_keys, expert_keys, leave
 from rljob_convert.roll.teachers import Teacher
 from rljob_convert.source import Source
 
@@ -182,7 +182,7 @@ def _sizes(source: Source, mapping: _Mapping, *role: str) -> Section:
     leave(source, other_experts)
     tensor = (*role, "strategy_args", "strategy_config", "tensor_model_parallel_size")
     keys = common.SizeKeys(tensor=tensor, context=context, experts=experts)
-    return common.component_sizes(source, keys, len(mapping.devices), expert_parallel(source))
+    return common.component_sizes(source, keys, len(mapping.devices))
 
 
 def _strategy(source: Source, *role: str) -> None:
