@@ -41,7 +41,7 @@ UNDIVIDED_MODELS = {
 """``model_type`` of dense models with a plan in transformers whose layers cannot be divided, and why."""
 DIVIDED_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 """What the trainer's tensor parallelism divides; embedding and head stay whole where it does not divide them."""
-MIXTURE_MODELS = ("mixtral", "qwen2_moe", "qwen3_moe")
+MIXTURE_MODELS = ("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "mixtral", "qwen2_moe", "qwen3_moe")
 """``model_type`` of the mixtures of experts that can be trained."""
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """How the families of mixtures call the number of experts of a layer."""
