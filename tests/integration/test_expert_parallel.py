@@ -42,7 +42,7 @@ from tests.integration.rank_processes import (
     write,
 )
 from tests.integration.test_critic import set_head
-from tests.integration.test_mixture_ranks import SMALL, VOCAB, plain_gradients
+from tests.integration.test_mixture_ranks import SMALL, VOCAB, bias_rate, deepseek, plain_gradients, save_random
 from tests.integration.test_tensor_parallel import valued
 
 EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -50,12 +50,14 @@ MODELS: dict[str, PretrainedConfig] = {
     "qwen3_moe": Qwen3MoeConfig(**SMALL, **EXPERTS, head_dim=8, mlp_only_layers=[1], tie_word_embeddings=True, norm_topk_prob=True),
     "qwen2_moe": Qwen2MoeConfig(**SMALL, **EXPERTS, shared_expert_intermediate_size=10),
     "mixtral": MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2),
+    "deepseek_v3": deepseek(6),
 }
 """Of six experts each of two ranks has three, which two groups of ranks share unevenly."""
 LAYOUTS: dict[str, list[tuple[int, int, int]]] = {
     "qwen3_moe": [(1, 1, 1), (2, 1, 2), (4, 1, 2), (1, 2, 2), (2, 2, 2)],
     "qwen2_moe": [(1, 1, 1), (2, 1, 2)],
     "mixtral": [(1, 1, 1), (2, 1, 2), (4, 1, 4)],
+    "deepseek_v3": [(1, 1, 1), (2, 2, 2)],
 }
 """Of each model dp, cp, ep; the first is what the others have to equal."""
 PARTS = {1: [slice(0, 11)], 2: [slice(0, 9), slice(9, 11)], 4: [slice(0, 5), slice(5, 8), slice(8, 10), slice(10, 11)]}
@@ -119,7 +121,7 @@ def routed_to_the_first(batch: TrainBatch, worker: PolicyWorker) -> TrainBatch:
 def run_layout(rank: int, port: int, base: Path, name: str, dp: int, cp: int, ep: int) -> None:
     """What one rank does in one layout; rank 0 leaves the results."""
     out, part = base / name / label(dp, cp, ep), PARTS[dp][rank // cp]
-    worker = started(settings(base / name / "model", cp, ep), rank, port, dp * cp)
+    worker = started(settings(base / name / "model", cp, ep, router_bias_update_rate=bias_rate(name)), rank, port, dp * cp)
     everything, batch = random_batch(VOCAB, 2), random_batch(VOCAB, 0, part)
     arrays = {"logprobs": worker.compute_logprobs(everything.token_ids, everything.lengths, 1.0)}
     arrays |= {f"grad/{n}": g for n, g in gradients(worker, batch).items()}
@@ -250,8 +252,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of all results: ``model/DPxCPxEP/result.npz`` and others."""
     folder = tmp_path_factory.mktemp("experts")
     for name, config in MODELS.items():
-        torch.manual_seed(5)
-        AutoModelForCausalLM.from_config(config).save_pretrained(folder / name / "model")
+        save_random(config, folder / name / "model")
         for layout in LAYOUTS[name]:
             (folder / name / label(*layout)).mkdir()
     for name, config in {"dense": Qwen2Config(**SMALL), "odd": MixtralConfig(**SMALL, num_local_experts=3)}.items():

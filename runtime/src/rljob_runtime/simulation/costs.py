@@ -107,7 +107,7 @@ def weights_of(shape: ModelShape) -> Weights:
         experts=experts,
         routed_share=layers * 3 * hidden * decoder.intermediate_size / experts if experts else 0.0,
         routed_numbers=float(layers * decoder.experts_per_token * hidden),
-        cache_numbers=2.0 * decoder.kv_size * layers,
+        cache_numbers=float(decoder.cached_numbers * layers),
         attention=float(layers * decoder.query_size),
         num_layers=layers,
     )
