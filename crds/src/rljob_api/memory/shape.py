@@ -22,6 +22,7 @@ MODEL_TYPES = (*LATENT_TYPES, "glm4_moe", "llama", "mistral", "mixtral", "qwen2"
 """``model_type`` of the configs that can be read."""
 SHARED_TYPES = (*LATENT_TYPES, "glm4_moe")
 """``model_type`` of mixtures with shared experts as wide as ``n_shared_experts`` others, behind some dense layers."""
+_QK_SIZES = ("qk_nope_head_dim", "qk_rope_head_dim")
 _FIRST_DENSE = {"deepseek_v2": 0, "deepseek_v3": 3, "glm4_moe": 1}
 """Dense layers of these types where a config.json does not say, by their configuration classes."""
 _REMEDY = "set spec.model.parameterCount, which gives a coarser estimate"
@@ -36,7 +37,7 @@ class DecoderShape:
     num_attention_heads: int
     num_kv_heads: int
     head_dim: int
-    """Of queries and keys; values have at most as much."""
+    """Of queries and keys, or of values where these have more (latent attention)."""
     intermediate_size: int
     """Width of the MLP that one token passes: of its experts together in a mixture."""
     vocab_size: int
@@ -55,6 +56,10 @@ class DecoderShape:
     """The same of the largest layer."""
     latent_size: int = 0
     """Numbers per token and layer that engines cache with latent attention instead of keys and values; 0 with another."""
+    latent_activations: int = 0
+    """Numbers that autograd keeps of a token in a layer of latent attention besides queries, keys, values and outputs."""
+    output_copy_size: int = 0
+    """Numbers of a token's attention outputs that exist twice, because rotated queries are concatenated; 0 where others are."""
 
     @property
     def embedding_parameters(self) -> int:
@@ -78,7 +83,7 @@ class DecoderShape:
 
     @property
     def kv_size(self) -> int:
-        """Width of all key heads together; values have the same, or less."""
+        """Width of all key heads together; values have the same, or are padded to it."""
         return self.num_kv_heads * self.head_dim
 
     @property
@@ -114,7 +119,7 @@ def shape_from_config(config: Mapping[str, object]) -> ModelShape:
     hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
     num_layers, vocab = _size(config, "num_hidden_layers"), _size(config, "vocab_size")
     if model_type in LATENT_TYPES:
-        kv_heads, head_dim = heads, _size(config, "qk_nope_head_dim") + _size(config, "qk_rope_head_dim")
+        kv_heads, head_dim = heads, max(sum(_size(config, key) for key in _QK_SIZES), _size(config, "v_head_dim"))
         attention = _latent_parameters(config, hidden, heads)
     else:
         head_dim, kv_heads = _size(config, "head_dim", max(1, hidden // heads)), _size(config, "num_key_value_heads", heads)
@@ -139,6 +144,8 @@ def shape_from_config(config: Mapping[str, object]) -> ModelShape:
         expert_parameters=num_sparse * in_experts,
         layer_expert_parameters=in_experts if num_sparse == num_layers or sparse_layer > dense_layer else 0,
         latent_size=_size(config, "kv_lora_rank") + _size(config, "qk_rope_head_dim") if model_type in LATENT_TYPES else 0,
+        latent_activations=_latent_activations(config, heads) if model_type in LATENT_TYPES else 0,
+        output_copy_size=_output_copy_size(config, str(model_type), heads, head_dim),
     )
     in_layers = num_sparse * sparse_layer + (num_layers - num_sparse) * dense_layer
     return ModelShape(parameters=in_layers + decoder.root_parameters, decoder=decoder)
@@ -169,6 +176,20 @@ def _latent_parameters(config: Mapping[str, object], hidden: int, heads: int) ->
     queries = rank * (hidden + 1 + query) if rank else hidden * query
     keys = hidden * (latent + rope) + latent + latent * heads * (nope + value)
     return queries + keys + heads * value * hidden + biases
+
+
+def _latent_activations(config: Mapping[str, object], heads: int) -> int:
+    """Latents before their norms, normalized and scaled; the rotated part of keys; keys as they were where values are a view of both."""
+    rank = 0 if config.get("q_lora_rank") is None else _size(config, "q_lora_rank")
+    nope, rope = (_size(config, key) for key in _QK_SIZES)
+    beside = heads * nope if _size(config, "v_head_dim") >= nope + rope else 0
+    return 3 * (rank + _size(config, "kv_lora_rank")) + rope + beside
+
+
+def _output_copy_size(config: Mapping[str, object], model_type: str, heads: int, head_dim: int) -> int:
+    if model_type in LATENT_TYPES:
+        return heads * _size(config, "v_head_dim")
+    return heads * head_dim if model_type == "glm4_moe" else 0
 
 
 def _dense_mlp(config: Mapping[str, object], hidden: int) -> tuple[int, int]:

@@ -220,7 +220,15 @@ def _flex(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, blocks: B
 
 
 def _sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, mask: torch.Tensor | None) -> torch.Tensor:
-    """Causal without a mask; shapes (rows, heads, width, D)."""
+    """Causal without a mask; shapes (rows, heads, width, D).
+
+    Where values have another D than keys, torch has no fused kernel, and would keep the scores of all pairs: the shorter are padded.
+    """
+    size, of_value = query.shape[-1], value.shape[-1]
+    if of_value < size:
+        return _sdpa(query, key, F.pad(value, (0, size - of_value)), scale, mask)[..., :of_value]
+    if of_value > size:
+        query, key = (F.pad(one, (0, of_value - size)) for one in (query, key))
     groups = query.shape[1] // key.shape[1]
     if mask is None:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=groups > 1)
