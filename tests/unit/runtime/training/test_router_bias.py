@@ -8,14 +8,18 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, DeepseekV3Config, Qwen3MoeConfig
+from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Qwen3MoeConfig
 
+from rljob_api.memory.shape import LATENT_TYPES
+from rljob_api.rules.model import BIASED_MODELS, MIXTURE_MODELS
 from rljob_runtime.errors import ModelError
 from rljob_runtime.training.balance import routing_sums
 from rljob_runtime.training.config import LoraConfig, PolicyConfig
-from rljob_runtime.training.model import load_model
+from rljob_runtime.training.model import decoder_layers, load_model
 from rljob_runtime.training.router_bias import ExpertLoad
 from rljob_runtime.training.routers import Choices, find_routers, keep_biases_float32
+from rljob_runtime.weightsync.checkpoint_names import checkpoint_parts, is_router_bias
+from tests.unit.api.model_configs import CONFIGS
 
 SMALL: dict[str, Any] = {
     **{"vocab_size": 11, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2},
@@ -111,3 +115,21 @@ def test_what_has_no_bias_to_move_is_refused(tmp_path: Path) -> None:
     for frozen in ({"trainable": False}, {"lora": LoraConfig(rank=2, alpha=4.0)}):
         with pytest.raises(ValueError, match=r"router_bias_update_rate is 0.001 with routers that are not trained"):
             PolicyConfig(model_path="m", router_bias_update_rate=0.001, **cast(Any, frozen))
+
+
+def test_types_that_can_be_trained_have_the_routers_that_rules_and_pages_say() -> None:
+    """Of the installed transformers; names are those of the checkpoint."""
+    page = (Path(__file__).parents[4] / "docs" / "models.md").read_text(encoding="utf-8")
+    table = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    rows = {kind: row for row in table for kind in MIXTURE_MODELS if f"`{kind}`" in row[0]}
+    configs = CONFIGS | {"qwen3_moe": CONFIGS["qwen3_moe, all sparse"]}
+    for kind in MIXTURE_MODELS:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**configs[kind]))
+        routers = find_routers(decoder_layers(model))
+        assert routers, kind
+        assert {router.bias is not None for router in routers} == {kind in BIASED_MODELS}, kind
+        biases = {part.parameter for name, part in checkpoint_parts(model).items() if is_router_bias(name)}
+        assert len(biases) == (len(routers) if kind in BIASED_MODELS else 0), kind
+        assert rows[kind][-1].startswith("yes") is (kind in BIASED_MODELS), kind
+        assert ("latent" in rows[kind][2]) is (kind in LATENT_TYPES), kind
