@@ -56,6 +56,8 @@ class DecoderShape:
     """The same of the largest layer."""
     latent_size: int = 0
     """Numbers per token and layer that engines cache with latent attention instead of keys and values; 0 with another."""
+    latent_parameters: int = 0
+    """Parameters of a layer's latent attention; 0 with another, whose projections follow from the widths."""
     latent_activations: int = 0
     """Numbers that autograd keeps of a token in a layer of latent attention besides queries, keys, values and outputs."""
     output_copy_size: int = 0
@@ -85,6 +87,11 @@ class DecoderShape:
     def kv_size(self) -> int:
         """Width of all key heads together; values have the same, or are padded to it."""
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def attention_parameters(self) -> int:
+        """Parameters of a layer's attention, without norms and biases where it is not latent."""
+        return self.latent_parameters or 2 * self.hidden_size * (self.query_size + self.kv_size)
 
     @property
     def cached_numbers(self) -> int:
@@ -144,6 +151,7 @@ def shape_from_config(config: Mapping[str, object]) -> ModelShape:
         expert_parameters=num_sparse * in_experts,
         layer_expert_parameters=in_experts if num_sparse == num_layers or sparse_layer > dense_layer else 0,
         latent_size=_size(config, "kv_lora_rank") + _size(config, "qk_rope_head_dim") if model_type in LATENT_TYPES else 0,
+        latent_parameters=attention if model_type in LATENT_TYPES else 0,
         latent_activations=_latent_activations(config, heads) if model_type in LATENT_TYPES else 0,
         output_copy_size=_output_copy_size(config, str(model_type), heads, head_dim),
     )

@@ -98,7 +98,7 @@ def weights_of(shape: ModelShape) -> Weights:
     in_layers = shape.parameters - decoder.root_parameters
     experts, active = 0.0, float(in_layers)
     if decoder.num_experts:
-        outside = 2 * hidden * (decoder.query_size + decoder.kv_size) + hidden * decoder.num_experts
+        outside = decoder.attention_parameters + hidden * decoder.num_experts
         active = float(layers * (outside + 3 * hidden * decoder.intermediate_size))
         experts = float(in_layers - layers * outside)
     return Weights(
