@@ -253,7 +253,7 @@ def test_metrics_and_logprobs_do_not_depend_on_the_number_of_ranks(base: Path, o
     for key, value in one[name].items():
         if key == "logprobs" or (key.startswith("metric/") and not key.endswith("micro_batches")):
             np.testing.assert_allclose(two[key], value, atol=1e-5, rtol=1e-5, err_msg=key)
-    assert 1.0 < one[name]["metric/train/expert_load_max"] < 3.0
+    assert 1.0 < one[name]["metric/train/expert_load_max"] < 4.0
 
 
 def test_divided_sequences_give_the_same_gradients_and_metrics(base: Path, one: dict[str, Any]) -> None:

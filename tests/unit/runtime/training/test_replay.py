@@ -153,7 +153,7 @@ def test_forced_experts_give_the_log_probs_and_gradients_of_a_plain_loop(folder:
     assert all(np.abs(found[1][n]).max() > 1e-3 for n in gates)  # gradients flow through the weights of chosen experts
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3", "qwen3_moe", "qwen2_moe", "mixtral"])
 def test_without_routes_nothing_changes_and_own_choices_replayed_give_the_same_bits(folder: Path, name: str) -> None:
     expected = run(whole_policy(folder / name), None)
     model = trainer(folder / name)
