@@ -50,7 +50,7 @@ def deepseek(num_experts: int) -> DeepseekV3Config:
     """Latent attention, a dense layer before those of experts, routers with groups and biases."""
     return DeepseekV3Config(
         **{**SMALL, "num_key_value_heads": 4, "first_k_dense_replace": 1, "n_routed_experts": num_experts, "n_group": 3, "topk_group": 2},
-        **{"num_experts_per_tok": 2, "moe_intermediate_size": 12, "n_shared_experts": 1},
+        **{"num_experts_per_tok": 2, "moe_intermediate_size": 12, "n_shared_experts": 1, "routed_scaling_factor": 1.0},
         **{"q_lora_rank": 10, "kv_lora_rank": 14, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8},
     )
 
@@ -82,7 +82,7 @@ def save_random(config: PretrainedConfig, folder: Path) -> None:
     model = AutoModelForCausalLM.from_config(config)
     for name, buffer in model.named_buffers():
         if is_router_bias(name):
-            buffer.normal_(std=0.2)
+            buffer.normal_(std=0.05)
     model.save_pretrained(folder)
 
 

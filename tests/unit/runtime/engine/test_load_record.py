@@ -279,7 +279,7 @@ def test_numbers_computed_before_the_loader_refuse_the_whole_recording() -> None
 def test_latent_attention_refuses_the_recording() -> None:
     """Its products of a weight are outside the weight's layer, so that neither writes nor a load of that layer would renew them."""
     model = Model()
-    model.norm.kv_lora_rank = 4
+    setattr(model.norm, "kv_lora_rank", 4)  # noqa: B010 - modules declare tensors alone
     model.norm.kv_b_proj = nn.Linear(1, 1)
     refused = LoadRecorder(model, list(model.parameters())).plan().refused
     assert refused == "latent attention (MLA) computes with products of kv_b_proj, which only a whole load renews"
