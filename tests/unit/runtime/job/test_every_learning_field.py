@@ -243,7 +243,7 @@ FIELDS = (
         "rollout.extraPrompts",
         "rollout.groupRouting",
     ),
-    *("training.learningRate", "training.minLearningRate", "training.routerReplay"),
+    *("training.learningRate", "training.minLearningRate", "training.routerReplay", "training.routerBiasUpdateRate"),
     *("training.tensorParallelSize", "training.sequenceParallel", "training.contextParallelSize", "training.expertParallelSize"),
     *("training.optimizerStateDtype", "training.layerCompilation"),
 )
