@@ -117,7 +117,7 @@ def test_latent_attention_caches_one_vector_per_token_on_every_device() -> None:
 
 
 def test_a_config_that_cannot_be_counted_says_why() -> None:
-    with pytest.raises(ModelShapeError, match=r'model_type "gpt2", known are llama, .*parameterCount'):
+    with pytest.raises(ModelShapeError, match=r'model_type "gpt2", known are deepseek_v2, .*parameterCount'):
         memory.shape_from_config({"model_type": "gpt2"})
     with pytest.raises(ModelShapeError, match='hidden_size "64", which is not a whole number'):
         memory.shape_from_config({"model_type": "llama", **SMALL, "hidden_size": "64"})
