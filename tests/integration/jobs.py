@@ -96,6 +96,8 @@ EPISODE_METRICS = {
 MIXTURE_METRICS = {"train/load_balancing_loss", "train/expert_load_max"}
 """Of mixtures of experts."""
 RARE_METRICS = {
+    "train/layer_expert_load_max",
+    "train/router_bias_max",
     "time/optimizer_load_s",
     "time/optimizer_offload_s",
     "time/engine_pause_s",

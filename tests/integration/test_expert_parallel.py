@@ -42,7 +42,7 @@ from tests.integration.rank_processes import (
     write,
 )
 from tests.integration.test_critic import set_head
-from tests.integration.test_mixture_ranks import SMALL, VOCAB, plain_gradients
+from tests.integration.test_mixture_ranks import SMALL, VOCAB, bias_rate, deepseek, plain_gradients, save_random
 from tests.integration.test_tensor_parallel import valued
 
 EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -50,6 +50,7 @@ MODELS: dict[str, PretrainedConfig] = {
     "qwen3_moe": Qwen3MoeConfig(**SMALL, **EXPERTS, head_dim=8, mlp_only_layers=[1], tie_word_embeddings=True, norm_topk_prob=True),
     "qwen2_moe": Qwen2MoeConfig(**SMALL, **EXPERTS, shared_expert_intermediate_size=10),
     "mixtral": MixtralConfig(**SMALL | {"num_key_value_heads": 4}, num_local_experts=4, num_experts_per_tok=2),
+    "deepseek_v3": deepseek(6),
 }
 """Of six experts each of two ranks has three, which two groups of ranks share unevenly."""
 
@@ -84,6 +85,7 @@ LAYOUTS: dict[str, list[Sizes]] = {
     "qwen3_moe": [ONE, Sizes(2, 1, 2), Sizes(4, 1, 2), Sizes(1, 2, 2), Sizes(2, 2, 2), WITHIN],
     "qwen2_moe": [ONE, Sizes(1, 1, 1, tp=2), Sizes(2, 1, 2, tp=2, sequence=True)],
     "mixtral": [ONE, Sizes(2, 1, 2), Sizes(4, 1, 4), Sizes(1, 1, 2, tp=4), ACROSS],
+    "deepseek_v3": [ONE, Sizes(2, 2, 2)],
 }
 """Of each model; the first is what the others have to equal."""
 PARTS = {
@@ -157,7 +159,7 @@ def routed_to_the_first(batch: TrainBatch, worker: PolicyWorker) -> TrainBatch:
 def run_layout(rank: int, port: int, base: Path, name: str, sizes: Sizes) -> None:
     """What one rank does in one layout; rank 0 leaves the results."""
     out, part = base / name / sizes.label, sizes.part(rank)
-    worker = started(settings(base / name / "model", sizes), rank, port, sizes.ranks)
+    worker = started(settings(base / name / "model", sizes, router_bias_update_rate=bias_rate(name)), rank, port, sizes.ranks)
     everything, batch = random_batch(VOCAB, 2), random_batch(VOCAB, 0, part)
     arrays = {"logprobs": worker.compute_logprobs(everything.token_ids, everything.lengths, 1.0)}
     arrays |= {f"grad/{n}": g for n, g in gradients(worker, batch).items()}
@@ -288,8 +290,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of all results: ``model/LAYOUT/result.npz`` and others."""
     folder = tmp_path_factory.mktemp("experts")
     for name, config in MODELS.items():
-        torch.manual_seed(5)
-        AutoModelForCausalLM.from_config(config).save_pretrained(folder / name / "model")
+        save_random(config, folder / name / "model")
         for layout in LAYOUTS[name]:
             (folder / name / layout.label).mkdir()
     for name, config in {"dense": Qwen2Config(**SMALL), "odd": MixtralConfig(**SMALL, num_local_experts=3)}.items():

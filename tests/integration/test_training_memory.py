@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from rljob_api import memory, planner
 from rljob_api.memory import engine_needs, layer_activations, step_needs, training_needs
 from rljob_api.memory.layer_activations import Attending, TreeSizes, cpu_attending, layer_bytes_per_token
-from rljob_api.memory.shape import MAX_INT8_EXPERTS
+from rljob_api.memory.shape import LATENT_TYPES, MAX_INT8_EXPERTS, SHARED_TYPES
 from rljob_api.planning.plan import Plan
 from rljob_api.rules.model import MIXTURE_MODELS
 from rljob_api.v1alpha1 import RLJob
@@ -183,7 +183,11 @@ def test_activations_are_what_autograd_keeps_of_compiled_layers(kind: str, dtype
 
 
 @pytest.mark.parametrize(
-    ("kind", "context"), [("qwen2", 1), ("qwen3", 1), ("qwen3_moe", 1), ("mixtral", 1), ("qwen2", 2), ("qwen3", 4), ("qwen3_moe", 2)]
+    ("kind", "context"),
+    [
+        *(("qwen2", 1), ("qwen3", 1), ("qwen3_moe", 1), ("mixtral", 1), ("qwen2", 2), ("qwen3", 4), ("qwen3_moe", 2)),
+        *(("deepseek_v3", 1), ("glm4_moe", 1)),
+    ],
 )
 @pytest.mark.parametrize(
     ("prompt", "response", "samples", "attending"),
@@ -199,6 +203,10 @@ def test_activations_of_common_prompts_are_what_autograd_keeps(
     group: Any = SimpleNamespace(size=lambda: context) if context > 1 else None
     monkeypatch.setattr(context_parallel, "all_to_all", lambda blocks, _: blocks.contiguous().clone())  # shapes are all that counts
     config = {"model_type": kind, **SMALL, "head_dim": 16} | (MIXTURE if kind in MIXTURE_MODELS else {})
+    if kind in SHARED_TYPES:
+        config |= {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 0}
+        config |= {"num_key_value_heads": 4, "head_dim": 8 if kind in LATENT_TYPES else 16}
+        config |= {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
     rng = np.random.default_rng(0)
     common, full = rng.integers(0, 500, prompt), prompt + response
     tokens = np.concatenate([np.concatenate([common, rng.integers(0, 500, response)]) for _ in range(samples)]).astype(np.int32)

@@ -64,6 +64,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **{"model_type": "qwen2_moe", **SMALL, "decoder_sparse_step": 1, "mlp_only_layers": [0], "shared_expert_intermediate_size": 96},
         **{"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
     },
+    "deepseek_v2": {
+        **{"model_type": "deepseek_v2", **SMALL, "q_lora_rank": None, "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8},
+        **{"v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 2},
+        **{"first_k_dense_replace": 1},
+    },
+    "deepseek_v3": {
+        **{"model_type": "deepseek_v3", **SMALL, "q_lora_rank": 20, "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8},
+        **{"v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 1},
+        **{"first_k_dense_replace": 2, "n_group": 2, "topk_group": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+    },
+    "glm4_moe": {
+        **{"model_type": "glm4_moe", **SMALL, "head_dim": 16, "attention_bias": True, "use_qk_norm": True, "first_k_dense_replace": 1},
+        **{"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 1},
+    },
+    "glm4_moe_lite": {
+        **{"model_type": "glm4_moe_lite", **SMALL, "q_lora_rank": 20, "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8},
+        **{"v_head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 1},
+        **{"attention_bias": True, "first_k_dense_replace": 1, "num_key_value_heads": 4},
+    },
     "the quickstart's model": {
         **{"model_type": "qwen2", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4},
         **{"num_key_value_heads": 2, "vocab_size": 67, "tie_word_embeddings": True},

@@ -88,6 +88,10 @@ SHAPES = {
     "qwen3_moe": (230_528, 55_488, 160, 0),
     "qwen3_moe, all sparse": (361_088, 99_008, 96, 8),
     "qwen2_moe": (317_888, 105_280, 192, 8),
+    "deepseek_v2": (326_664, 108_184, 192, 8),
+    "deepseek_v3": (246_724, 96_044, 160, 8),
+    "glm4_moe": (299_424, 96_032, 160, 8),
+    "glm4_moe_lite": (316_704, 101_792, 160, 8),
     "the quickstart's model": (304_640, 147_968, 256, 0),
 }
 
@@ -101,8 +105,19 @@ def test_the_shape_of_a_config(name: str) -> None:
     assert (shape.parameters, decoder.layer_parameters, decoder.intermediate_size, decoder.num_experts) == SHAPES[name]
 
 
+def test_latent_attention_caches_one_vector_per_token_on_every_device() -> None:
+    decoder = memory.shape_from_config(CONFIGS["deepseek_v3"]).decoder
+    assert decoder is not None
+    assert (decoder.cached_numbers, decoder.head_dim, decoder.num_kv_heads) == (24 + 8, 16 + 8, 4)
+    for tensor in (1, 2):
+        actor, infer, reward = (component.model_dump(by_alias=True, mode="json", exclude_unset=True) for component in config_r().components)
+        infer["placement"]["devicesPerWorker"], infer["engine"]["tensorParallelSize"] = tensor, tensor
+        found = estimated(config_r(components=[actor, infer, reward]), CONFIGS["deepseek_v3"]).capacities
+        assert {cache.bytes_per_token for cache in found} == {3 * (24 + 8) * 2}  # layers, bfloat16
+
+
 def test_a_config_that_cannot_be_counted_says_why() -> None:
-    with pytest.raises(ModelShapeError, match=r'model_type "gpt2", known are llama, .*parameterCount'):
+    with pytest.raises(ModelShapeError, match=r'model_type "gpt2", known are deepseek_v2, .*parameterCount'):
         memory.shape_from_config({"model_type": "gpt2"})
     with pytest.raises(ModelShapeError, match='hidden_size "64", which is not a whole number'):
         memory.shape_from_config({"model_type": "llama", **SMALL, "hidden_size": "64"})

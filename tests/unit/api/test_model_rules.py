@@ -55,9 +55,17 @@ def test_without_a_config_nothing_is_said() -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
-        {"model_type": "deepseek_v3", "n_routed_experts": 64},
-        "model_type deepseek_v3 and n_routed_experts 64: of mixtures of experts mixtral, qwen2_moe, qwen3_moe can be trained; use one",
+        {"model_type": "dots1", "n_routed_experts": 64},
+        "model_type dots1 and n_routed_experts 64: of mixtures of experts deepseek_v2, deepseek_v3, glm4_moe, glm4_moe_lite, mixtral, "
+        "qwen2_moe, qwen3_moe can be trained; use one",
     ),
+    (
+        {**CONFIGS["deepseek_v3"], "scoring_func": None},
+        'model_type deepseek_v3 and scoring_func null: trainer and engines compute the same model with "sigmoid" only; write',
+    ),
+    ({**CONFIGS["deepseek_v3"], "topk_method": "greedy"}, 'deepseek_v3 and topk_method "greedy": trainer and engines'),
+    ({**CONFIGS["deepseek_v3"], "rope_interleave": False}, "deepseek_v3 and rope_interleave false: trainer and engines"),
+    ({**CONFIGS["deepseek_v2"], "norm_topk_prob": True}, "deepseek_v2 and norm_topk_prob true: trainer and engines"),
     (
         {"model_type": "vlm", "text_config": {"model_type": "t", "n_routed_experts": 64}},
         "model_type t and n_routed_experts 64: of mixtures",
@@ -242,6 +250,21 @@ def test_load_balancing_needs_a_mixture_and_a_coefficient() -> None:
     (dense,) = problems(DENSE, **on)
     assert dense.startswith("spec.training.loadBalancing: ")
     assert "without experts" in dense
+
+
+def test_router_biases_are_moved_in_models_that_have_them() -> None:
+    on: dict[str, Any] = {"training": {"steps": 1, "routerBiasUpdateRate": 0.001}}
+    for name in ("deepseek_v3", "glm4_moe", "glm4_moe_lite"):
+        assert problems(CONFIGS[name], **on) == []
+    for config in (CONFIGS["qwen3_moe"], CONFIGS["deepseek_v2"], DENSE):
+        (without,) = problems(config, **on)
+        assert without.startswith("spec.training.routerBiasUpdateRate: 0.001: config.json has model_type ")
+        assert "whose routers have no correction bias (those of deepseek_v3, glm4_moe, glm4_moe_lite have); remove it" in without
+    (adapters,) = problems(None, lora={"rank": 2}, **on)
+    assert adapters == (
+        "spec.training.routerBiasUpdateRate: 0.001: moves biases of routers, and with model.lora only adapters are trained; remove it, or "
+        "remove model.lora"
+    )
 
 
 def test_sequences_are_no_longer_than_the_models_positions() -> None:

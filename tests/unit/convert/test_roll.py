@@ -140,6 +140,24 @@ reference:
         other = notes(text, "reference.strategy_args.strategy_config.expert_model_parallel_size")
         assert [note.why for note in other] == (["does not divide its 16 processes, which shard experts by FSDP2"] if size == 3 else [])
 
+    @pytest.mark.parametrize(
+        ("config", "expected", "said"),
+        [
+            ("{moe_router_enable_expert_bias: true, moe_router_bias_update_rate: 0.002}", 0.002, []),
+            ("{moe_router_enable_expert_bias: true}", 0.001, ["Megatron's default"]),
+            ("{moe_router_bias_update_rate: 0.002}", None, ["has no effect without moe_router_enable_expert_bias"]),
+        ],
+    )
+    def test_biases_of_routers_move_where_megatron_moves_them(self, config: str, expected: float | None, said: list[str]) -> None:
+        text = f"""
+actor_train:
+  device_mapping: "list(range(0,16))"
+  strategy_args: {{strategy_name: megatron_train, strategy_config: {config}}}
+"""
+        assert spec_of(text)["training"].get("routerBiasUpdateRate") == expected
+        place = "actor_train.strategy_args.strategy_config.moe_router_bias_update_rate"
+        assert [note.why for note in notes(text, place)] == said
+
     @pytest.mark.parametrize(("strategy", "expected"), [("megatron_train", (2, 4)), ("fsdp2_train", (4, None))])
     def test_a_critic_divides_sequences_as_its_strategy_does(self, strategy: str, expected: tuple[int, int | None]) -> None:
         text = f"""

@@ -54,6 +54,9 @@ DTYPES = {
 }
 GRANULARITIES = {"full": "full", "selective": "selective"}
 """What Megatron recomputes in the backward pass."""
+MEGATRON_BIAS_RATE = 1e-3
+"""Megatron's default of moe_router_bias_update_rate."""
+
 _PLACE = "change the placement"
 TRAIN_PLACEHOLDER = "data/train.jsonl"
 MODEL_PLACEHOLDER = "models/policy"
@@ -328,3 +331,14 @@ def load_balancing(source: Source, where: tuple[str, ...]) -> dict[str, float] |
     """``training.loadBalancing`` from Megatron's coefficient of the auxiliary loss; None for 0, which adds no loss."""
     coefficient = source.number(*where)
     return {"coefficient": coefficient} if coefficient else None
+
+
+def router_bias_rate(source: Source, where: tuple[str, ...]) -> float | None:
+    """``training.routerBiasUpdateRate`` from Megatron's two settings below ``where``; None where it moves no biases."""
+    enabled, rate = (*where, "moe_router_enable_expert_bias"), (*where, "moe_router_bias_update_rate")
+    found = source.number(*rate)
+    if source.flag(*enabled):
+        return source.assume(rate, MEGATRON_BIAS_RATE, "Megatron's default") if found is None else found
+    if found is not None:
+        source.drop(rate, "has no effect without moe_router_enable_expert_bias")
+    return None

@@ -143,7 +143,7 @@ def exchanged_numbers(decoder: DecoderShape, experts: int) -> int:
 
 
 def _attention_bytes(decoder: DecoderShape, tree: TreeSizes, attending: Attending, number: int, context: int) -> int:
-    """Queries, keys, values, output, and a float32 log-sum-exp per head.
+    """Queries, keys, values, output, a float32 log-sum-exp per head, and what latent attention keeps.
 
     Branch by branch keys and values are those of the prompt and, repeated, those that each response sees, with a mask in numbers of the
     computation; outputs exist as branches and as the row that they make.
@@ -153,13 +153,14 @@ def _attention_bytes(decoder: DecoderShape, tree: TreeSizes, attending: Attendin
     change places; those of branches do anyway.
     """
     query, kv, heads = decoder.query_size, decoder.kv_size * _repeats(decoder, context), decoder.num_attention_heads
-    exchanged = number * query if context > 1 else 0
+    latent, copied = number * decoder.latent_activations, number * decoder.output_copy_size
+    exchanged = (number * query if context > 1 else copied) + latent
     seen = kv if kv == context * decoder.head_dim else query  # of one head: repeated keys and values are a view of it
     if attending is Attending.DIRECT:
         return number * (2 * query + 2 * kv) + exchanged + FLOAT32_BYTES * heads
     if attending is Attending.BRANCHES:
         of_tree = 2 * kv * tree.prompt_tokens + 2 * seen * tree.seen_tokens + context * tree.masked_pairs
-        return number * (3 * query + ceil_div(of_tree, tree.tokens)) + FLOAT32_BYTES * heads
+        return number * (3 * query + ceil_div(of_tree, tree.tokens)) + FLOAT32_BYTES * heads + latent
     repeated = number * (2 * query + 2 * seen) + exchanged + FLOAT32_BYTES * heads
     if attending is Attending.MASKED:
         return repeated + number * context * tree.tokens

@@ -1,8 +1,8 @@
 """What of a model decides how much memory it takes; read from the ``config.json`` of a Hugging Face checkpoint.
 
-Counts are exact for decoders of the Llama family: rotary positions, RMS norms, gated MLPs or mixtures of them. They follow
-transformers' own modules (modeling_llama, modeling_qwen2, modeling_qwen3, modeling_mixtral, ... of transformers 5), which a test builds
-and counts.
+Counts are exact for decoders of the Llama family: rotary positions, RMS norms, gated MLPs or mixtures of them; and for the latent
+attention of DeepSeek-V2 and V3 (arXiv 2405.04434, section 2.1). They follow transformers' own modules (modeling_llama, modeling_qwen2,
+modeling_qwen3, modeling_mixtral, modeling_deepseek_v3, ... of transformers 5), which a test builds and counts.
 """
 
 from __future__ import annotations
@@ -16,8 +16,15 @@ MAX_SIZE = 10**12
 """Upper bound of every size in a config."""
 MAX_INT8_EXPERTS = 128
 """Numbers of so many experts are 1 byte each, see ``rljob_runtime.routes.route_dtype``."""
-MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+LATENT_TYPES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+"""``model_type`` of those whose keys and values are projections of one latent vector per token."""
+MODEL_TYPES = (*LATENT_TYPES, "glm4_moe", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 """``model_type`` of the configs that can be read."""
+SHARED_TYPES = (*LATENT_TYPES, "glm4_moe")
+"""``model_type`` of mixtures with shared experts as wide as ``n_shared_experts`` others, behind some dense layers."""
+_QK_SIZES = ("qk_nope_head_dim", "qk_rope_head_dim")
+_FIRST_DENSE = {"deepseek_v2": 0, "deepseek_v3": 3, "glm4_moe": 1}
+"""Dense layers of these types where a config.json does not say, by their configuration classes."""
 _REMEDY = "set spec.model.parameterCount, which gives a coarser estimate"
 
 
@@ -30,6 +37,7 @@ class DecoderShape:
     num_attention_heads: int
     num_kv_heads: int
     head_dim: int
+    """Of queries and keys, or of values where these have more (latent attention)."""
     intermediate_size: int
     """Width of the MLP that one token passes: of its experts together in a mixture."""
     vocab_size: int
@@ -48,6 +56,14 @@ class DecoderShape:
     """Parameters of the experts of all layers, without routers and shared ones."""
     layer_expert_parameters: int = 0
     """The same of the largest layer."""
+    latent_size: int = 0
+    """Numbers per token and layer that engines cache with latent attention instead of keys and values; 0 with another."""
+    latent_parameters: int = 0
+    """Parameters of a layer's latent attention; 0 with another, whose projections follow from the widths."""
+    latent_activations: int = 0
+    """Numbers that autograd keeps of a token in a layer of latent attention besides queries, keys, values and outputs."""
+    output_copy_size: int = 0
+    """Numbers of a token's attention outputs that exist twice, because rotated queries are concatenated; 0 where others are."""
 
     @property
     def embedding_parameters(self) -> int:
@@ -71,8 +87,18 @@ class DecoderShape:
 
     @property
     def kv_size(self) -> int:
-        """Width of all key heads together; values have the same."""
+        """Width of all key heads together; values have the same, or are padded to it."""
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def attention_parameters(self) -> int:
+        """Parameters of a layer's attention, without norms and biases where it is not latent."""
+        return self.latent_parameters or 2 * self.hidden_size * (self.query_size + self.kv_size)
+
+    @property
+    def cached_numbers(self) -> int:
+        """What an engine on one device caches of a token in a layer."""
+        return self.latent_size or 2 * self.kv_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +126,13 @@ def shape_from_config(config: Mapping[str, object]) -> ModelShape:
     if model_type not in MODEL_TYPES:
         raise ModelShapeError(f"config.json has model_type {show(model_type)}, known are {', '.join(MODEL_TYPES)}; {_REMEDY}")
     hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
-    head_dim = _size(config, "head_dim", max(1, hidden // heads))
-    kv_heads = _size(config, "num_key_value_heads", heads)
     num_layers, vocab = _size(config, "num_hidden_layers"), _size(config, "vocab_size")
-    attention = _attention_parameters(config, str(model_type), hidden, heads * head_dim, kv_heads * head_dim, head_dim)
+    if model_type in LATENT_TYPES:
+        kv_heads, head_dim = heads, max(sum(_size(config, key) for key in _QK_SIZES), _size(config, "v_head_dim"))
+        attention = _latent_parameters(config, hidden, heads)
+    else:
+        head_dim, kv_heads = _size(config, "head_dim", max(1, hidden // heads)), _size(config, "num_key_value_heads", heads)
+        attention = _attention_parameters(config, str(model_type), hidden, heads * head_dim, kv_heads * head_dim, head_dim)
     num_sparse = _num_sparse_layers(config, str(model_type), num_layers)
     dense_mlp, dense_width = _dense_mlp(config, hidden)
     sparse_mlp, sparse_width, num_experts, in_experts = _sparse_mlp(config, str(model_type), hidden) if num_sparse else (0, 0, 0, 0)
@@ -118,37 +147,74 @@ def shape_from_config(config: Mapping[str, object]) -> ModelShape:
         vocab_size=vocab,
         tied_embeddings=config.get("tie_word_embeddings") is True,
         layer_parameters=max(sparse_layer if num_sparse else 0, dense_layer if num_sparse < num_layers else 0),
-        qk_norm=str(model_type).startswith("qwen3"),
+        qk_norm=_normalizes_heads(config, str(model_type)),
         num_experts=num_experts,
         experts_per_token=_size(config, "num_experts_per_tok") if num_sparse else 0,
         has_shared_experts=num_sparse > 0 and model_type == "qwen2_moe",
         expert_parameters=num_sparse * in_experts,
         layer_expert_parameters=in_experts if num_sparse == num_layers or sparse_layer > dense_layer else 0,
+        latent_size=_size(config, "kv_lora_rank") + _size(config, "qk_rope_head_dim") if model_type in LATENT_TYPES else 0,
+        latent_parameters=attention if model_type in LATENT_TYPES else 0,
+        latent_activations=_latent_activations(config, heads) if model_type in LATENT_TYPES else 0,
+        output_copy_size=_output_copy_size(config, str(model_type), heads, head_dim),
     )
     in_layers = num_sparse * sparse_layer + (num_layers - num_sparse) * dense_layer
     return ModelShape(parameters=in_layers + decoder.root_parameters, decoder=decoder)
 
 
 def _attention_parameters(config: Mapping[str, object], model_type: str, hidden: int, query: int, kv: int, head_dim: int) -> int:
-    """Four projections, their biases, and Qwen3's norms of queries and keys."""
+    """Four projections, their biases, and the norms of queries and keys of Qwen3 and some GLM-4-MoE."""
     matrices = hidden * (query + 2 * kv) + query * hidden
     if model_type.startswith("qwen2"):  # always, and none on the output
         return matrices + query + 2 * kv
     if config.get("attention_bias") is True and model_type in ("llama", "qwen3", "qwen3_moe"):
         matrices += query + 2 * kv + hidden
-    return matrices + (2 * head_dim if model_type.startswith("qwen3") else 0)
+    if config.get("attention_bias") is True and model_type == "glm4_moe":  # none on the output
+        matrices += query + 2 * kv
+    return matrices + (2 * head_dim if _normalizes_heads(config, model_type) else 0)
+
+
+def _normalizes_heads(config: Mapping[str, object], model_type: str) -> bool:
+    return model_type.startswith("qwen3") or (model_type == "glm4_moe" and config.get("use_qk_norm") is True)
+
+
+def _latent_parameters(config: Mapping[str, object], hidden: int, heads: int) -> int:
+    """Latent attention: down and up projections of queries, which may be one, and of keys with values, two norms, the output."""
+    nope, rope, value = (_size(config, key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    latent, query = _size(config, "kv_lora_rank"), heads * (nope + rope)
+    rank = 0 if config.get("q_lora_rank") is None else _size(config, "q_lora_rank")
+    biases = rank + latent + rope + hidden if config.get("attention_bias") is True else 0
+    queries = rank * (hidden + 1 + query) if rank else hidden * query
+    keys = hidden * (latent + rope) + latent + latent * heads * (nope + value)
+    return queries + keys + heads * value * hidden + biases
+
+
+def _latent_activations(config: Mapping[str, object], heads: int) -> int:
+    """Latents before their norms, normalized and scaled; the rotated part of keys; keys as they were where values are a view of both."""
+    rank = 0 if config.get("q_lora_rank") is None else _size(config, "q_lora_rank")
+    nope, rope = (_size(config, key) for key in _QK_SIZES)
+    beside = heads * nope if _size(config, "v_head_dim") >= nope + rope else 0
+    return 3 * (rank + _size(config, "kv_lora_rank")) + rope + beside
+
+
+def _output_copy_size(config: Mapping[str, object], model_type: str, heads: int, head_dim: int) -> int:
+    if model_type in LATENT_TYPES:
+        return heads * _size(config, "v_head_dim")
+    return heads * head_dim if model_type == "glm4_moe" else 0
 
 
 def _dense_mlp(config: Mapping[str, object], hidden: int) -> tuple[int, int]:
     """(parameters, width) of a gated MLP."""
     width = _size(config, "intermediate_size")
-    biases = 2 * width + hidden if config.get("mlp_bias") is True and config.get("model_type") == "llama" else 0
+    biases = 2 * width + hidden if config.get("mlp_bias") is True and config.get("model_type") in ("llama", "deepseek_v2") else 0
     return 3 * hidden * width + biases, width
 
 
 def _sparse_mlp(config: Mapping[str, object], model_type: str, hidden: int) -> tuple[int, int, int, int]:
-    """(parameters, width one token passes, experts, parameters of these) of a mixture with its router and, in Qwen2, its shared expert."""
-    key = "num_experts" if "num_experts" in config else "num_local_experts"  # transformers 5 writes the latter for all
+    """(parameters, width one token passes, experts, parameters of these) of a mixture with its router and its shared experts."""
+    key = "num_experts" if "num_experts" in config else "num_local_experts"  # transformers 5 writes the latter for all Qwen
+    if model_type in SHARED_TYPES:
+        key = "n_routed_experts"
     experts, active = _size(config, key), _size(config, "num_experts_per_tok")
     width = _size(config, "intermediate_size" if model_type == "mixtral" else "moe_intermediate_size")
     in_experts = experts * 3 * hidden * width
@@ -156,18 +222,31 @@ def _sparse_mlp(config: Mapping[str, object], model_type: str, hidden: int) -> t
     shared = _size(config, "shared_expert_intermediate_size") if model_type == "qwen2_moe" else 0
     if shared:
         parameters += 3 * hidden * shared + hidden
+    if model_type in SHARED_TYPES:
+        shared = width * _size(config, "n_shared_experts")
+        parameters += 3 * hidden * shared
+        parameters += 2 * shared + hidden if config.get("mlp_bias") is True and model_type == "deepseek_v2" else 0
     return parameters, active * width + shared, experts, in_experts
 
 
 def _num_sparse_layers(config: Mapping[str, object], model_type: str, num_layers: int) -> int:
-    """Layers that are mixtures: every ``decoder_sparse_step``-th but those of ``mlp_only_layers``; all in Mixtral."""
+    """Layers that are mixtures.
+
+    Every ``decoder_sparse_step``-th but those of ``mlp_only_layers``; all in Mixtral; all behind the first dense ones in DeepSeek and GLM.
+    """
     if model_type == "mixtral":
         return num_layers
+    if model_type == "glm4_moe_lite":
+        kinds = config.get("mlp_layer_types")
+        return kinds.count("sparse") if isinstance(kinds, list) else num_layers - 1
+    if model_type in SHARED_TYPES:
+        dense = config.get("first_k_dense_replace", _FIRST_DENSE[model_type])
+        return num_layers - min(dense, num_layers) if isinstance(dense, int) and dense > 0 else num_layers
     if not model_type.endswith("_moe"):
         return 0
     step = _size(config, "decoder_sparse_step", 1)
-    dense = config.get("mlp_only_layers")
-    given = dense if isinstance(dense, list) else []
+    only = config.get("mlp_only_layers")
+    given = only if isinstance(only, list) else []
     excepted = {layer for layer in given if isinstance(layer, int) and 0 <= layer < num_layers and (layer + 1) % step == 0}
     return num_layers // step - len(excepted)
 

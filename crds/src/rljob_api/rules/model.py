@@ -5,6 +5,7 @@ The runtime refuses the same when it loads the model (``rljob_runtime.training.m
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
@@ -39,12 +40,20 @@ UNDIVIDED_MODELS = {
     "qwen3_5_text": "its layers of linear attention have convolutions and states that its plan leaves whole",
 }
 """``model_type`` of dense models with a plan in transformers whose layers cannot be divided, and why."""
-MIXTURE_MODELS = ("mixtral", "qwen2_moe", "qwen3_moe")
+MIXTURE_MODELS = ("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "mixtral", "qwen2_moe", "qwen3_moe")
 """``model_type`` of the mixtures of experts that can be trained."""
 DIVIDED_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
 """Of these those whose layers the trainer can divide: attention, dense MLPs and shared experts. Experts stay whole."""
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 _DIVIDED_SIZES = {"mixtral": _HEADS, "qwen2_moe": (*_HEADS, "intermediate_size", "shared_expert_intermediate_size")}
+BIASED_MODELS = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")
+"""``model_type`` of those whose routers have a correction bias."""
+ENGINE_KEYS: dict[str, dict[str, tuple[object, ...]]] = {
+    "deepseek_v2": {"scoring_func": ("softmax", None), "norm_topk_prob": (False, None)},
+    "deepseek_v3": {"topk_method": ("noaux_tc",), "scoring_func": ("sigmoid",), "rope_interleave": (True, None)},
+}
+"""By ``model_type``: keys that engines read and transformers' code does not, or the other way round, with the values of which both make
+the same model; None: the key may be missing."""
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """How the families of mixtures call the number of experts of a layer."""
 EXPERT_MODULES = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3", "experts", "gate"})
@@ -104,6 +113,26 @@ def _mixture(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[Field
             f"config.json has model_type {_type(decoder)} and {key} {_count(decoder, key)}: of mixtures of experts {known} can be trained"
         )
         yield _error("spec.model.path", spec.model.path, problem, f"use one of these types, or {_DENSE.removeprefix('use ')}")
+
+
+def _engine_keys(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+    """Trainer and engines would compute different models."""
+    for key, allowed in ENGINE_KEYS.get(_type(decoder), {}).items():
+        if decoder.get(key) not in allowed:
+            wanted = json.dumps(allowed[0])
+            problem = (
+                f"config.json has model_type {_type(decoder)} and {key} {json.dumps(decoder.get(key), default=str)}: trainer and engines "
+                f"compute the same model with {wanted} only"
+            )
+            yield _error("spec.model.path", spec.model.path, problem, f'write "{key}": {wanted} if weights were trained so, or {_DENSE}')
+
+
+def _router_bias(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+    rate = spec.training.router_bias_update_rate
+    if rate > 0 and _type(decoder) not in BIASED_MODELS:
+        known = ", ".join(BIASED_MODELS)
+        problem = f"config.json has model_type {_type(decoder)}, whose routers have no correction bias (those of {known} have)"
+        yield _error("spec.training.routerBiasUpdateRate", rate, problem, "remove it, or write training.loadBalancing for a mixture")
 
 
 def _load_balancing(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
@@ -321,6 +350,8 @@ def _divisors(size: int, near: int) -> str:
 
 RULES: tuple[Callable[[RLJobSpec, Config, Config], Iterable[FieldError]], ...] = (
     _mixture,
+    _engine_keys,
+    _router_bias,
     _load_balancing,
     _router_replay,
     _layer_compilation,

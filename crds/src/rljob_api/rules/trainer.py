@@ -170,6 +170,14 @@ def _layer_compilation(spec: RLJobSpec) -> Iterator[FieldError]:
             yield _error("spec.training.layerCompilation", wanted, problem, "use Auto, or tensorParallelSize 1")
 
 
+def _router_bias(spec: RLJobSpec) -> Iterator[FieldError]:
+    """Adapters leave the rest of the model as it is, which a reference without them computes."""
+    rate = spec.training.router_bias_update_rate
+    if rate > 0 and spec.model.lora is not None:
+        problem = "moves biases of routers, and with model.lora only adapters are trained"
+        yield _error("spec.training.routerBiasUpdateRate", rate, problem, "remove it, or remove model.lora")
+
+
 RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _mini_batches,
     _layer_compilation,
@@ -178,6 +186,7 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _critic_warmup,
     _sequence_parallel,
     _context_parallel,
+    _router_bias,
 )
 """Rules between fields, each independent of the others."""
 

@@ -155,6 +155,10 @@ class Training(SpecModel):
     experts. It must divide the experts of a layer and the devices; neighbors form a group, whichever sequences or layers they share."""
     load_balancing: LoadBalancing | None = None
     """Mixture of experts: add the load-balancing loss of its routers; off by default. Costs about a third of a step."""
+    router_bias_update_rate: NonNegative = 0.0
+    """Mixture of experts whose routers have correction biases (DeepSeek-V3, GLM-4-MoE): how far every update moves the bias of each expert,
+    up where its layer chose it less than the mean and down where it chose it more; 0 leaves biases as they are. DeepSeek-V3 was trained
+    with 0.001."""
     router_replay: RouterReplay = RouterReplay.DISABLED
     """Mixture of experts: who chooses the experts of each token in the trainer's updates and log-probs. With Engine the trainer uses vLLM's
     choices, so that trainer and engine differ less; this sends layers x experts per token bytes with each token."""

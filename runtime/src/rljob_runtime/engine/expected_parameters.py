@@ -5,6 +5,7 @@ Read from the safetensors headers where the folder has weights, else from the ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rljob_runtime.errors import ModelError
 from rljob_runtime.records import WeightManifest
 from rljob_runtime.weightsync.checkpoint_names import checkpoint_parts
 
+_DECODER_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 TIED_HEAD = "lm_head.weight"
 """With tied embeddings it is the embedding itself: checkpoints may or may not write it, engines load it once."""
 
@@ -19,7 +21,8 @@ TIED_HEAD = "lm_head.weight"
 def expected_parameters(model_path: str, trust_remote_code: bool = False) -> dict[str, tuple[int, ...]]:
     """Hugging Face name -> full shape of every parameter of the model.
 
-    A tied head is left out, as are rotary tables that old checkpoints carry and no model loads.
+    A tied head is left out, as are rotary tables that old checkpoints carry and no model loads, and layers behind the last one, which
+    checkpoints of DeepSeek-V3 and GLM-4-MoE have for multi-token prediction.
 
     Raises:
         ModelError: the folder has no readable configuration or weights.
@@ -32,9 +35,17 @@ def expected_parameters(model_path: str, trust_remote_code: bool = False) -> dic
         raise ModelError(f"model folder {model_path}: config.json is not readable: {exc}") from exc
     files = sorted(Path(model_path).glob("*.safetensors"))
     shapes = _from_headers(files) if files else _from_architecture(config, trust_remote_code)
-    if getattr(config.get_text_config(), "tie_word_embeddings", False):
+    text_config = config.get_text_config()
+    if getattr(text_config, "tie_word_embeddings", False):
         shapes.pop(TIED_HEAD, None)
-    return {name: shape for name, shape in shapes.items() if not name.endswith("rotary_emb.inv_freq")}
+    num_layers = getattr(text_config, "num_hidden_layers", None)
+    return {name: shape for name, shape in shapes.items() if not name.endswith("rotary_emb.inv_freq") and not _is_behind(name, num_layers)}
+
+
+def _is_behind(name: str, num_layers: int | None) -> bool:
+    """Whether it belongs to a decoder layer that the model does not have."""
+    found = _DECODER_LAYER.match(name)
+    return found is not None and num_layers is not None and int(found[1]) >= num_layers
 
 
 def is_tied(expected: Mapping[str, tuple[int, ...]]) -> bool:

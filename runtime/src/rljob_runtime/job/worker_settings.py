@@ -153,6 +153,7 @@ def policy_config(
         expert_parallel_size=expert_parallel_size,
         lora=learning_settings.lora_config(spec) if is_policy else None,
         load_balancing=learning_settings.load_balancing_config(spec) if is_policy else None,
+        router_bias_update_rate=training.router_bias_update_rate if is_policy else 0.0,
         replays_routes=is_policy and learning_settings.replays_routes(spec),
         loss=learning_settings.loss_config(spec, job_folder),
         seed=spec.seed,

@@ -256,6 +256,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("distillation/loss", "1", "term of the loss for the distance to the teacher, before its coefficient"),
     ("train/load_balancing_loss", "1", "load-balancing loss of a mixture's routers, before its coefficient"),
     ("train/expert_load_max", "1", "tokens of a mixture's busiest expert divided by the mean over all experts; 1 is perfectly balanced"),
+    (
+        "train/layer_expert_load_max",
+        "1",
+        "tokens of the busiest expert of a layer divided by the mean of its experts, mean over the layers; with routerBiasUpdateRate",
+    ),
+    ("train/router_bias_max", "1", "largest absolute correction bias of a router; with routerBiasUpdateRate"),
     ("train/skipped_updates", "1", "policy updates skipped because no token was left to train"),
     ("train/tokens", "tokens", "prompt and response tokens processed by the trainer"),
     ("advantage/mean", "1", "mean advantage of the trained tokens"),

@@ -99,7 +99,7 @@ def weights_of(shape: ModelShape) -> Weights:
     in_layers = shape.parameters - decoder.root_parameters
     experts, active = 0.0, float(in_layers)
     if decoder.num_experts:
-        outside = 2 * hidden * (decoder.query_size + decoder.kv_size) + hidden * decoder.num_experts
+        outside = decoder.attention_parameters + hidden * decoder.num_experts
         active = float(layers * (outside + 3 * hidden * decoder.intermediate_size))
         experts = float(in_layers - layers * outside)
     return Weights(
@@ -108,7 +108,7 @@ def weights_of(shape: ModelShape) -> Weights:
         experts=experts,
         routed_share=layers * 3 * hidden * decoder.intermediate_size / experts if experts else 0.0,
         routed_numbers=float(layers * decoder.experts_per_token * hidden),
-        cache_numbers=2.0 * decoder.kv_size * layers,
+        cache_numbers=float(decoder.cached_numbers * layers),
         attention=float(layers * decoder.query_size),
         num_layers=layers,
     )

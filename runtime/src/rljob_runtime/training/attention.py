@@ -48,11 +48,11 @@ class Rows:
     """Shape (R, 1, width, width), bool; None: causal."""
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-        """Shapes (num_tokens, heads, D), of key and value with fewer heads; result as the query."""
-        (rows, width), (_, heads, size) = self.shape, query.shape
-        q, k, v = (self._pad(one).view(rows, width, one.shape[1], size).transpose(1, 2) for one in (query, key, value))
+        """Shapes (num_tokens, heads, D), of key and value with fewer heads; result as the query, with the value's D."""
+        rows, width = self.shape
+        q, k, v = (self._pad(one).view(rows, width, *one.shape[1:]).transpose(1, 2) for one in (query, key, value))
         result = _sdpa(q, k, v, scale, self.mask)
-        flat = result.transpose(1, 2).reshape(rows * width, heads, size)
+        flat = result.transpose(1, 2).flatten(0, 1)
         return flat if self.places is None else flat.index_select(0, self.places)
 
     def _pad(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -73,7 +73,7 @@ class Tree:
     """Of each branch, shape (own tokens, tokens before and own), bool: causal from the lower right; None: it has no ancestors."""
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-        """Shapes (num_tokens, heads, D), of key and value with fewer heads; result as the query."""
+        """Shapes (num_tokens, heads, D), of key and value with fewer heads; result as the query, with the value's D."""
         queries, keys, values = (one.split(self.lengths) for one in (query, key, value))
         results = []
         for branch, (own, ancestors, mask) in enumerate(zip(queries, self.ancestors, self.masks, strict=True)):
@@ -116,11 +116,11 @@ class Packing:
         Args:
             query: shape (1, heads, T, D), of a part of the row too.
             key: shape (1, key heads, T, D), where key heads divide heads.
-            value: as ``key``.
+            value: as ``key``; latent attention (DeepSeek) has another D.
             scale: of the scores.
 
         Returns:
-            Shape (1, T, heads, D).
+            Shape (1, T, heads, D of the value).
         """
         if self._group is None:
             return self._attend(query, key, value, scale)
@@ -220,7 +220,15 @@ def _flex(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, blocks: B
 
 
 def _sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, mask: torch.Tensor | None) -> torch.Tensor:
-    """Causal without a mask; shapes (rows, heads, width, D)."""
+    """Causal without a mask; shapes (rows, heads, width, D).
+
+    Where values have another D than keys, torch has no fused kernel, and would keep the scores of all pairs: the shorter are padded.
+    """
+    size, of_value = query.shape[-1], value.shape[-1]
+    if of_value < size:
+        return _sdpa(query, key, F.pad(value, (0, size - of_value)), scale, mask)[..., :of_value]
+    if of_value > size:
+        query, key = (F.pad(one, (0, of_value - size)) for one in (query, key))
     groups = query.shape[1] // key.shape[1]
     if mask is None:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=groups > 1)

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from rljob_runtime.errors import ModelError
 from rljob_runtime.training.config import LoadBalancingConfig
 from rljob_runtime.training.microbatch import MicroBatch
+from rljob_runtime.training.routers import Router
 
 COEFFICIENT_KEY = "router_aux_loss_coef"
 """Of ``config.json``, in all types that have the loss."""
@@ -46,15 +47,15 @@ def balance_coefficient(model: PreTrainedModel, config: LoadBalancingConfig | No
 
 
 def routing_sums(
-    router_logits: Sequence[torch.Tensor], positions: torch.Tensor, top_k: int, routes: Sequence[torch.Tensor] | None = None
+    routers: Sequence[Router], experts: Sequence[torch.Tensor], router_logits: Sequence[torch.Tensor], positions: torch.Tensor
 ) -> torch.Tensor:
     """How often each expert was chosen, and with which probability, summed over layers and tokens.
 
     Args:
+        routers: of each mixture layer.
+        experts: what they chose in the same pass, shape (rows * width, K).
         router_logits: of each mixture layer, shape (rows * width, E).
         positions: shape (N,), which of these rows count; a row counts as often as it is named.
-        top_k: experts of a token.
-        routes: of each mixture layer, shape (rows * width, K), where experts were replayed; negative where the router's own count.
 
     Returns:
         Shape (2, E), float32: choices, without gradient, and probabilities.
@@ -64,13 +65,9 @@ def routing_sums(
     num_experts = router_logits[0].shape[-1]
     chosen = torch.zeros(num_experts, dtype=torch.float32, device=positions.device)
     probability = torch.zeros_like(chosen)
-    for layer, logits in enumerate(router_logits):
-        shares = torch.softmax(logits.float(), dim=-1)
-        indexes = torch.topk(shares.detach(), top_k, dim=-1).indices
-        if routes is not None:
-            indexes = torch.where(routes[layer] < 0, indexes, routes[layer])
-        chosen = chosen.scatter_add(0, indexes.reshape(-1), times.repeat_interleave(top_k))
-        probability = probability + times @ shares
+    for router, logits, taken in zip(routers, router_logits, experts, strict=True):
+        chosen = chosen.scatter_add(0, taken.reshape(-1), times.repeat_interleave(taken.shape[1]))
+        probability = probability + times @ router.shares(logits)
     return torch.stack([chosen, probability])
 
 

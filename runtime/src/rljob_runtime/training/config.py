@@ -111,6 +111,8 @@ class PolicyConfig:
     """Adapters to train; None trains all weights. Engines and exports get plain weights either way."""
     load_balancing: LoadBalancingConfig | None = None
     """Of a mixture of experts; None: routers learn from the other terms of the loss alone."""
+    router_bias_update_rate: float = 0.0
+    """How far an update moves the correction biases of a mixture's routers; 0: not. See :mod:`.router_bias`."""
     replays_routes: bool = False
     """Take the experts that batches bring as routes; see :mod:`rljob_runtime.training.replay`. The model must be a mixture."""
 
@@ -126,7 +128,10 @@ class PolicyConfig:
         for name in ("token_budget", "logprob_chunk_tokens", "threads", *sizes):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("learning_rate", "min_learning_rate", "weight_decay", "warmup_steps", "offload_host_bytes"):
+        for name in (
+            *("learning_rate", "min_learning_rate", "weight_decay", "warmup_steps", "offload_host_bytes"),
+            "router_bias_update_rate",
+        ):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
         if self.min_learning_rate > self.learning_rate:
@@ -135,8 +140,6 @@ class PolicyConfig:
             raise ValueError("optimizer_around_step is True with trainable False; a frozen policy has no optimizer, leave it False")
         if self.lora is not None and not self.trainable:
             raise ValueError("lora is set with trainable False; a frozen policy trains no adapters, leave it None")
-        if self.load_balancing is not None and not self.trainable:
-            raise ValueError("load_balancing is set with trainable False; a frozen policy trains no routers, leave it None")
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
             raise ValueError(f"max_grad_norm is {self.max_grad_norm}; it must be above 0, or None to switch clipping off")
         if self.lr_schedule is not Schedule.CONSTANT and (self.total_steps is None or self.total_steps <= self.warmup_steps):
@@ -145,7 +148,17 @@ class PolicyConfig:
                 "set total_steps above warmup_steps"
             )
 
+        self._check_routers()
         self._check_tensor_parallel()
+
+    def _check_routers(self) -> None:
+        if self.load_balancing is not None and not self.trainable:
+            raise ValueError("load_balancing is set with trainable False; a frozen policy trains no routers, leave it None")
+        if self.router_bias_update_rate > 0 and (not self.trainable or self.lora is not None):
+            raise ValueError(
+                f"router_bias_update_rate is {self.router_bias_update_rate} with routers that are not trained (trainable {self.trainable}, "
+                f"lora {self.lora}); leave it 0"
+            )
 
     def _check_tensor_parallel(self) -> None:
         if self.sequence_parallel and self.tensor_parallel_size == 1:

@@ -19,7 +19,7 @@ from transformers.dynamic_module_utils import custom_object_save
 
 from rljob_runtime.errors import CheckpointError
 from rljob_runtime.records import Bucket
-from rljob_runtime.training.weights import pack_buckets, weight_specs
+from rljob_runtime.training.weights import pack_buckets, parts_of, weight_specs
 from rljob_runtime.weightsync.packing import plan_buckets, unpack
 
 GATHER_BYTES = 256 * 2**20
@@ -101,8 +101,8 @@ def _gathered(model: PreTrainedModel, shard: Bucket) -> dict[str, torch.Tensor]:
 
 
 def _persistent_buffers(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Those that a checkpoint has; whole on every rank."""
-    kept = model.state_dict().keys()
+    """Those that a checkpoint has besides what engines get; whole on every rank."""
+    kept = model.state_dict().keys() - parts_of(model).keys()
     return {name: buffer.cpu().clone() for name, buffer in model.named_buffers() if name in kept}
 
 

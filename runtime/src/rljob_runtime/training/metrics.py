@@ -15,6 +15,8 @@ train/correction_masked_fraction          share of trained tokens that a mask le
 train/effective_sample_size               (sum f)^2 / (n sum f^2), f = weight times masks; with either; 0 if all are left out
 train/load_balancing_loss                 the term before its coefficient, mean over updates; of a mixture, see training.balance
 train/expert_load_max                     tokens of the busiest expert over the mean, over all layers; mean over updates
+train/layer_expert_load_max               the same within each layer, mean over layers and updates; with a router bias update rate
+train/router_bias_max                     largest absolute correction bias of a router, mean over updates
 mismatch/kl_k1, mismatch/kl_k3            KL(behavior || trainer) per token before the first update: mean of -d and of
                                           exp(d) - d - 1, d = logp_trainer - logp_behavior
 mismatch/max_abs_logprob_diff             largest absolute d before the first update

@@ -39,8 +39,10 @@ from rljob_runtime.training.logprob import PossibleTokens, VocabularyPart, selec
 from rljob_runtime.training.lora import add_adapters
 from rljob_runtime.training.parallel import Layout, apply_tensor_parallel, layout_of, mixture_tokens_of
 from rljob_runtime.training.replay import Replay, replay_of
+from rljob_runtime.training.router_bias import check_router_bias
+from rljob_runtime.training.routers import Choices, choices_of, find_routers, keep_biases_float32
 from rljob_runtime.training.sharing import ACCELERATOR_OVERHEAD_TOKENS, CPU_CALL_FLOPS, CPU_OVERHEAD_TOKENS, LINEAR_ONLY, LayerCosts
-from rljob_runtime.weightsync.checkpoint_names import checkpoint_parts
+from rljob_runtime.weightsync.checkpoint_names import ROUTER_BIAS, checkpoint_parts
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +84,9 @@ def load_model(config: PolicyConfig, folder: Path) -> PreTrainedModel:
     balance_coefficient(model, config.load_balancing)
     prepare_attention(model)
     model.replay = Replay(model, decoder_layers(model)) if config.replays_routes else None
+    routers = find_routers(decoder_layers(model))
+    check_router_bias(model, routers, config.router_bias_update_rate)
+    model.choices = Choices(routers) if config.load_balancing is not None or config.router_bias_update_rate > 0 else None
     model.requires_grad_(config.trainable and config.lora is None)
     if config.lora is not None:
         add_adapters(decoder_layers(model), config.lora, config.seed)
@@ -105,6 +110,7 @@ def _made(config: PolicyConfig, folder: Path, dtype: torch.dtype) -> PreTrainedM
         model_config = AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(model_config, dtype=dtype, **options)
     _refuse_unsupported(model, folder)
+    keep_biases_float32(model.modules())
     parts = checkpoint_parts(model)
     why = _needs_whole(model, parts, files, dtype)
     if why:
@@ -133,7 +139,8 @@ def _needs_whole(model: PreTrainedModel, parts: Collection[str], files: WeightFi
         return "its weights are not in safetensors files"
     if getattr(model.config, "quantization_config", None) is not None:
         return "its weights are quantized"
-    if dtype != torch.float32 and (model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict):
+    kept = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
+    if dtype != torch.float32 and kept - {ROUTER_BIAS}:
         return f"parts of it stay in float32 where the rest is {dtype}"
     if missing := files.missing(parts, model):
         return f"{len(missing)} of its tensors have other names in the files, {missing[0]} among them"
@@ -219,9 +226,10 @@ def layer_costs(model: PreTrainedModel, device: torch.device) -> LayerCosts:
         return dataclasses.replace(LINEAR_ONLY, overhead_tokens=overhead_tokens)
     layers = decoder_layers(model)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    pair = getattr(config, "qk_head_dim", head_dim) + getattr(config, "v_head_dim", head_dim)  # latent attention has both
     return LayerCosts(
         linear_flops=2.0 * sum(_used_share(p, config) * p.numel() for layer in layers for p in layer.parameters()),
-        attention_flops=4.0 * config.num_attention_heads * head_dim * len(layers),
+        attention_flops=2.0 * config.num_attention_heads * pair * len(layers),
         call_flops=CPU_CALL_FLOPS * len(layers) if on_cpu else 0.0,
         by_blocks=not on_cpu,
         overhead_tokens=overhead_tokens,
@@ -335,9 +343,12 @@ def _pass(
     chosen = F.embedding(positions, hidden.reshape(-1, hidden.shape[-1]))
     if not with_routing:
         return chosen, None
-    top_k = model.config.get_text_config().num_experts_per_tok
-    logits = output.router_logits if tokens is None else [tokens.join_numbers(own, rows) for own in output.router_logits]
-    return chosen, routing_sums(logits, positions, top_k, None if replay is None else replay.by_router(routes))
+    choices = choices_of(model)
+    assert choices is not None
+    logits, experts = output.router_logits, choices.experts()
+    if tokens is not None:
+        logits, experts = ([tokens.join_numbers(own, rows) for own in numbers] for numbers in (logits, experts))
+    return chosen, routing_sums(choices.routers, experts, logits, positions)
 
 
 def form_of_logits(model: PreTrainedModel) -> LogitForm:

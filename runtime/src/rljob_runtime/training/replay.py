@@ -2,8 +2,8 @@
 
 Where two experts are nearly as likely, a rounding decides which one a token goes to, and another one in one layer changes the log-probs
 behind it by more than any rounding. With the engine's choice the trainer computes the function that sampled the response: weights of the
-chosen experts are a softmax over the trainer's own logits as the model defines it, and gradients flow into these. A choice itself has no
-gradient, replayed or not.
+chosen experts come from the trainer's own logits as the model defines it (:mod:`.routers`), and gradients flow into these. A choice itself
+has no gradient, replayed or not.
 
 The experts of a layer are replaced behind its router, by a hook. Layers are identified by their number and not by the order of calls, since
 activation checkpointing calls routers once more in the backward pass; the routes of a pass therefore stay until the next one.
@@ -12,7 +12,7 @@ activation checkpointing calls routers once more in the backward pass; the route
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +21,7 @@ from transformers import PreTrainedModel
 
 from rljob_runtime.errors import ModelError
 from rljob_runtime.routes import NO_ROUTE, RouteArray
-
-ROUTER_SUFFIX = "TopKRouter"
-"""How transformers ends the names of the routers that return (logits, weights, experts)."""
+from rljob_runtime.training.routers import Router, find_routers
 
 
 class Replay:
@@ -42,16 +40,12 @@ class Replay:
         config = model.config.get_text_config()
         self.num_layers = len(layers)
         self.top_k = int(getattr(config, "num_experts_per_tok", 0))
-        self.num_experts = 0
-        self._router_layers: list[int] = []
         self._routes: torch.Tensor | None = None
-        for number, layer in enumerate(layers):
-            for module in layer.modules():
-                if type(module).__name__.endswith(ROUTER_SUFFIX):
-                    self._router_layers.append(number)
-                    self.num_experts = int(cast(Any, module).num_experts)
-                    module.register_forward_hook(self._hook(number))
-        if not self._router_layers:
+        routers = find_routers(layers)
+        self.num_experts = routers[0].num_experts if routers else 0
+        for router in routers:
+            router.module.register_forward_hook(self._hook(router))
+        if not routers:
             raise ModelError(f"router replay is on, but model type {config.model_type} has no routers; remove training.routerReplay")
 
     def set(self, routes: torch.Tensor | None) -> None:
@@ -63,21 +57,14 @@ class Replay:
         """
         self._routes = routes
 
-    def by_router(self, routes: torch.Tensor | None) -> list[torch.Tensor] | None:
-        """Of routes (rows * width, L, K) those of each router's layer, shape (rows * width, K); None where routers choose everywhere."""
-        return None if routes is None else [routes[:, layer].long() for layer in self._router_layers]
-
-    def _hook(self, layer: int) -> Any:
-        def replace(router: Any, _: Any, output: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> Any:
+    def _hook(self, router: Router) -> Any:
+        def replace(_: Any, __: Any, output: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> Any:
             if self._routes is None:
                 return None
             logits, weights, own = output
-            given = self._routes[:, layer].long()
+            given = self._routes[:, router.layer].long()
             experts = torch.where(given < 0, own, given)
-            chosen = torch.softmax(logits, dim=-1, dtype=torch.float32).gather(1, experts)
-            if getattr(router, "norm_topk_prob", True):  # Mixtral's always do, and have no such setting
-                chosen = chosen / chosen.sum(dim=-1, keepdim=True)
-            return logits, chosen.to(weights.dtype), experts
+            return logits, router.weights(logits, experts).to(weights.dtype), experts
 
         return replace
 

@@ -24,6 +24,7 @@ from rljob_runtime.training.context_parallel import RowPart, gather_numbers, par
 from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.microbatch import MicroBatch, filler, make_micro_batches
 from rljob_runtime.training.parallel import Layout, layout_of
+from rljob_runtime.training.router_bias import ExpertLoad
 from rljob_runtime.training.sharing import LayerCosts
 
 
@@ -89,11 +90,13 @@ def cut_batches(
     return [micro_batches + [filler()] * (count - len(micro_batches)) for micro_batches, count in zip(cut, counts.tolist(), strict=True)]
 
 
-def accumulate_gradients(model: PreTrainedModel, batch: PreparedBatch, config: PolicyConfig, meter: StepMeter, *, fresh: bool) -> None:
+def accumulate_gradients(
+    model: PreTrainedModel, batch: PreparedBatch, config: PolicyConfig, meter: StepMeter, *, fresh: bool, load: ExpertLoad | None = None
+) -> None:
     """Add the gradient of one update's loss to ``.grad``; equal to that of the whole batch in one piece, over all ranks.
 
     FSDP averages gradients over its ranks, so each rank's loss is scaled by their number. Ranks exchange gradients with each micro-batch
-    or once, with the last, as the configuration says.
+    or once, with the last, as the configuration says. ``load`` counts which experts were chosen.
     """
     fsdp_size = layout_of(model).fsdp_size
     assert isinstance(model, FSDPModule)
@@ -103,7 +106,13 @@ def accumulate_gradients(model: PreTrainedModel, batch: PreparedBatch, config: P
     for index, micro in enumerate(batch.micro_batches):
         model.set_requires_gradient_sync(config.reduces_each_micro_batch or index == last)
         outputs, routing = _run(
-            model, micro, batch.temperature, config.logprob_chunk_tokens, with_entropy=with_entropy, with_routing=balance is not None
+            model,
+            micro,
+            batch.temperature,
+            config.logprob_chunk_tokens,
+            with_entropy=with_entropy,
+            with_routing=balance is not None,
+            load=load,
         )
         if micro.is_filler:
             (outputs.sum() * 0.0).backward()
@@ -158,6 +167,7 @@ def _run(
     *,
     with_entropy: bool = False,
     with_routing: bool = False,
+    load: ExpertLoad | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probs of the micro-batch's wanted tokens, shape (N,), float32, with entropies below: (2, N); and routing sums, or None.
 
@@ -166,9 +176,10 @@ def _run(
     device, layout = model.device, layout_of(model)
     part = own_part(micro, layout)
     own = micro if part is None else part.micro
+    positions = to_device(own.positions, device)
     numbers, routing = model.token_logprobs(
         to_device(own.input_ids, device),
-        to_device(own.positions, device),
+        positions,
         to_device(own.targets, device),
         temperature,
         chunk_tokens,
@@ -179,6 +190,8 @@ def _run(
         with_routing,
         None if own.routes is None else to_device(own.routes, device),
     )
+    if load is not None and not micro.is_filler:
+        load.add(positions)
     return numbers if part is None or layout.cp_group is None else gather_numbers(numbers, part, layout.cp_group), routing
 
 

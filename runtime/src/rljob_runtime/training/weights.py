@@ -25,7 +25,7 @@ from rljob_runtime.records import Bucket, TensorSlot
 from rljob_runtime.training.lora import ADAPTER_NAMES, LoraLinear, merged_weight
 from rljob_runtime.training.parallel import Layout, divided_dimension, layout_of, local_tensor
 from rljob_runtime.weightsync.adapters import LORA_A, LORA_B
-from rljob_runtime.weightsync.checkpoint_names import NamedPart
+from rljob_runtime.weightsync.checkpoint_names import NamedPart, is_router_bias
 from rljob_runtime.weightsync.packing import as_byte_tensor, pack
 
 ByteArray = npt.NDArray[np.uint8]
@@ -48,8 +48,11 @@ class Block:
 
 
 def weight_specs(model: nn.Module, dtype: str) -> list[WeightSpec]:
-    """(Hugging Face name, dtype, full shape) of each parameter of the plain model, a tied head left out (the embedding carries it)."""
-    return [(name, dtype, part.shape) for name, part in parts_of(model).items()]
+    """(Hugging Face name, dtype, full shape) of each parameter of the plain model, a tied head left out (the embedding carries it).
+
+    Router biases travel in float32: bfloat16 would round away what an update changes.
+    """
+    return [(name, "float32" if is_router_bias(name) else dtype, part.shape) for name, part in parts_of(model).items()]
 
 
 def adapter_specs(model: nn.Module, dtype: str) -> list[WeightSpec]:
@@ -113,8 +116,14 @@ def pack_buckets(
 class _Source:
     """Where a slot's numbers are."""
 
-    parameter: nn.Parameter
+    tensor: torch.Tensor
+    """A parameter, sharded; or a buffer, of which every rank has all."""
     part: NamedPart
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a buffer."""
+        return not isinstance(self.tensor, nn.Parameter)
 
 
 def _sources(model: nn.Module, buckets: Iterable[Bucket]) -> dict[str, _Source]:
@@ -123,7 +132,8 @@ def _sources(model: nn.Module, buckets: Iterable[Bucket]) -> dict[str, _Source]:
     Raises:
         WeightSyncError: a bucket names what this model lacks, or of another shape.
     """
-    parameters, parts, adapters = dict(model.named_parameters()), parts_of(model), dict(_adapters(model))
+    tensors: dict[str, torch.Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    parts, adapters = parts_of(model), dict(_adapters(model))
     found = {}
     for bucket in buckets:
         for slot in bucket.slots:
@@ -135,7 +145,7 @@ def _sources(model: nn.Module, buckets: Iterable[Bucket]) -> dict[str, _Source]:
                 raise WeightSyncError(
                     f"bucket {bucket.index}: {slot.name} {slot.shape} is {have} in the trainer; plan the manifest from its specs"
                 )
-            found[slot.name] = _Source(parameter=parameters[part.parameter] if adapter is None else adapter, part=part)
+            found[slot.name] = _Source(tensor=tensors[part.parameter] if adapter is None else adapter, part=part)
     return found
 
 
@@ -180,11 +190,11 @@ def _shard(model: nn.Module, name: str, source: _Source) -> torch.Tensor:
     An expert's matrix is returned whole, or not at all.
     """
     with torch.no_grad():  # the shard itself: through autograd, or a DTensor's detach, this would take longer than the copy of a small one
-        shard = local_tensor(source.parameter).detach()
+        shard = local_tensor(source.tensor).detach()
     part = source.part
     if part.expert is not None:
         layout = layout_of(model)
-        holder, local = layout.place_of_expert(part.expert, source.parameter.shape[0])
+        holder, local = layout.place_of_expert(part.expert, source.tensor.shape[0])
         if holder != dist.get_rank():
             return shard.new_empty(0)
         return shard[local, part.first_row : part.first_row + part.shape[0]]
@@ -264,10 +274,12 @@ def _begin_gathers(
 
 
 def _held(slot: TensorSlot, source: _Source, layout: Layout, fsdp_rank: int, tp_rank: int) -> Block:
-    """What a rank sends of a slot; an expert's matrix comes whole from the one that has the expert."""
-    if source.part.expert is None:
-        return block_of(slot, divided_dimension(source.parameter), layout, fsdp_rank, tp_rank)
-    holder, _ = layout.place_of_expert(source.part.expert, source.parameter.shape[0])
+    """What a rank sends of a slot; an expert's matrix comes whole from the one that has the expert, a buffer from the first."""
+    holder = 0
+    if source.part.expert is not None:
+        holder, _ = layout.place_of_expert(source.part.expert, source.tensor.shape[0])
+    elif not source.is_whole:
+        return block_of(slot, divided_dimension(source.tensor), layout, fsdp_rank, tp_rank)
     rows = slot.shape[0] if fsdp_rank * layout.tp_size + tp_rank == holder else 0
     return Block(first_row=0, rows=rows, first_byte=0, row_bytes=slot.size_bytes // slot.shape[0])
 

@@ -27,6 +27,7 @@ from rljob_runtime.training.model import layer_costs, load_model, shard_model
 from rljob_runtime.training.parallel import Layout, layout_of
 from rljob_runtime.training.rank import ModelRank, check_mask, check_tokens
 from rljob_runtime.training.replay import check_routes
+from rljob_runtime.training.router_bias import load_of
 from rljob_runtime.training.sharing import LayerCosts
 from rljob_runtime.training.state import WEIGHTS
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches, run_micro_batch
@@ -76,9 +77,12 @@ class PolicyWorker(ModelRank):
         ready.moments_load_s = ready.moments_offload_s = 0.0
         for index, batch in enumerate(prepared):
             started = time.perf_counter()
-            accumulate_gradients(ready.model, batch, self.config, meter, fresh=index == 0)
+            load = load_of(ready.model, self.config.router_bias_update_rate)
+            accumulate_gradients(ready.model, batch, self.config, meter, fresh=index == 0, load=load)
             backward_done = time.perf_counter()
             norms.append(self._update(ready, ready.optimizer, step, index))
+            if load is not None:
+                meter.add_balance(load.apply(self.config.router_bias_update_rate, layout_of(ready.model).fsdp_group))
             forward_backward_s += backward_done - started
             optimizer_s += time.perf_counter() - backward_done
         ready.steps_done = step + 1

@@ -20,12 +20,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+ROUTER_BIAS = "e_score_correction_bias"
+"""Last name of the correction biases of routers (DeepSeek-V3, GLM-4-MoE): buffers that training changes and engines have to get."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedPart:
     """What stands behind one name of the checkpoint."""
 
     parameter: str
-    """Name in the model."""
+    """Name in the model; of a buffer where it ends with ``ROUTER_BIAS``."""
     shape: tuple[int, ...]
     """Of the tensor in the checkpoint."""
     expert: int | None = None
@@ -35,7 +39,7 @@ class NamedPart:
 
 
 def checkpoint_parts(model: PreTrainedModel) -> dict[str, NamedPart]:
-    """Name in the checkpoint -> part, for every parameter of the model; in the order of the parameters.
+    """Name in the checkpoint -> part, for every parameter and router bias of the model; in the order of the parameters.
 
     Args:
         model: plain and whole (without adapters, not sharded), on any device.
@@ -45,7 +49,7 @@ def checkpoint_parts(model: PreTrainedModel) -> dict[str, NamedPart]:
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
 
-    parameters = dict(model.named_parameters())
+    parameters = _weights(model)
     if not get_model_conversion_mapping(model, add_legacy=False):
         return {name: NamedPart(parameter=name, shape=tuple(p.shape)) for name, p in parameters.items()}
     found: dict[str, NamedPart] = {}
@@ -61,12 +65,23 @@ def checkpoint_parts(model: PreTrainedModel) -> dict[str, NamedPart]:
     return found
 
 
-def _rows(parameter: torch.nn.Parameter) -> int:
+def _rows(parameter: torch.Tensor) -> int:
     """Of a parameter that may have all experts of a layer; other ones count as one."""
     return parameter.shape[0] * parameter.shape[1] if parameter.ndim == 3 else 1
 
 
-def _parts_of_layer(model: PreTrainedModel, parameters: Mapping[str, torch.nn.Parameter]) -> Iterator[tuple[str, NamedPart]]:
+def is_router_bias(name: str) -> bool:
+    """Whether this is the name of a router's correction bias."""
+    return name.rpartition(".")[2] == ROUTER_BIAS
+
+
+def _weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Parameters and router biases."""
+    found: dict[str, torch.Tensor] = dict(model.named_parameters())
+    return found | {name: buffer for name, buffer in model.named_buffers() if is_router_bias(name)}
+
+
+def _parts_of_layer(model: PreTrainedModel, parameters: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, NamedPart]]:
     """(Name, part) of a layer's parameters.
 
     Parameters of three dimensions go through the conversion with one column that counts rows, all others as their index alone. One of

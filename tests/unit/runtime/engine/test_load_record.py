@@ -276,6 +276,15 @@ def test_numbers_computed_before_the_loader_refuse_the_whole_recording() -> None
     assert "norm.weight gets numbers that were computed" in refused
 
 
+def test_latent_attention_refuses_the_recording() -> None:
+    """Its products of a weight are outside the weight's layer, so that neither writes nor a load of that layer would renew them."""
+    model = Model()
+    setattr(model.norm, "kv_lora_rank", 4)  # noqa: B010 - modules declare tensors alone
+    model.norm.kv_b_proj = nn.Linear(1, 1)
+    refused = LoadRecorder(model, list(model.parameters())).plan().refused
+    assert refused == "latent attention (MLA) computes with products of kv_b_proj, which only a whole load renews"
+
+
 def test_tensors_of_shared_layers_are_loaded_together() -> None:
     layers = {"a": frozenset({"1", "2"}), "b": frozenset({"2", "3"}), "c": frozenset({"3"}), "d": frozenset({"4"})}
     assert closed({"a"}, layers) == {"a", "b", "c"}

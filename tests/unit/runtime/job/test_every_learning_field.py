@@ -220,6 +220,7 @@ LOOP: Mapping[str, Case] = {
     "training.optimizerStateDtype": Case(needs=GAE),
     "training.layerCompilation": Case(needs=GAE),
     "training.routerReplay": Case(),
+    "training.routerBiasUpdateRate": Case(value=0.5, changes={"policy.router_bias_update_rate": 0.5}),
     "training.loadBalancing": Case(value={}, changes={"policy.load_balancing": NOT_SET, "policy.load_balancing.coefficient": None}),
     "training.loadBalancing.coefficient": Case(value=0.5, default=0.1, changes={"policy.load_balancing.coefficient": 0.5}),
     "model.lora": Case(
@@ -243,7 +244,7 @@ FIELDS = (
         "rollout.extraPrompts",
         "rollout.groupRouting",
     ),
-    *("training.learningRate", "training.minLearningRate", "training.routerReplay"),
+    *("training.learningRate", "training.minLearningRate", "training.routerReplay", "training.routerBiasUpdateRate"),
     *("training.tensorParallelSize", "training.sequenceParallel", "training.contextParallelSize", "training.expertParallelSize"),
     *("training.optimizerStateDtype", "training.layerCompilation"),
 )

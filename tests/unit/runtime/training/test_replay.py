@@ -9,16 +9,28 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, MixtralConfig, PretrainedConfig, PreTrainedModel, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
+    Glm4MoeConfig,
+    Glm4MoeLiteConfig,
+    MixtralConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
 
 from rljob_runtime.errors import ModelError
 from rljob_runtime.routes import NO_ROUTE, RouteArray
-from rljob_runtime.training.balance import routing_sums
-from rljob_runtime.training.config import PolicyConfig
+from rljob_runtime.training.config import LoadBalancingConfig, PolicyConfig
 from rljob_runtime.training.microbatch import make_micro_batches
 from rljob_runtime.training.model import layer_costs, load_model
 from rljob_runtime.training.replay import check_routes, replay_of
+from rljob_runtime.training.routers import choices_of
 from rljob_runtime.training.step import run_micro_batch
+from rljob_runtime.weightsync.checkpoint_names import is_router_bias
 from tests.support.routes import routes_of
 from tests.support.trainers import tiny_qwen2, whole_policy
 
@@ -27,7 +39,17 @@ SMALL: dict[str, Any] = {
     **{"num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.3},
 }
 EXPERTS: dict[str, Any] = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+LATENT: dict[str, Any] = {"q_lora_rank": 10, "kv_lora_rank": 14, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 10}
+GROUPED: dict[str, Any] = {"n_routed_experts": 6, "n_group": 3, "topk_group": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 MODELS: dict[str, PretrainedConfig] = {
+    "deepseek_v2": DeepseekV2Config(
+        **{**SMALL, **LATENT, **GROUPED, "num_key_value_heads": 4, "first_k_dense_replace": 1, "n_shared_experts": 2},
+        topk_method="group_limited_greedy",
+        routed_scaling_factor=1.5,
+    ),
+    "deepseek_v3": DeepseekV3Config(**{**SMALL, **LATENT, **GROUPED, "num_key_value_heads": 4, "first_k_dense_replace": 1}),
+    "glm4_moe": Glm4MoeConfig(**SMALL, **GROUPED, head_dim=8, first_k_dense_replace=1, routed_scaling_factor=1.5, norm_topk_prob=False),
+    "glm4_moe_lite": Glm4MoeLiteConfig(**{**SMALL, **LATENT, **GROUPED, "num_key_value_heads": 4}, first_k_dense_replace=1),
     "qwen3_moe": Qwen3MoeConfig(**SMALL, **EXPERTS, head_dim=8, mlp_only_layers=[1], norm_topk_prob=True),
     "qwen2_moe": Qwen2MoeConfig(**SMALL, **EXPERTS, shared_expert_intermediate_size=10, norm_topk_prob=False),
     "mixtral": MixtralConfig(**SMALL, num_local_experts=5, num_experts_per_tok=2),
@@ -47,7 +69,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("mixtures")
     for name, config in MODELS.items():
         torch.manual_seed(5)
-        AutoModelForCausalLM.from_config(config).save_pretrained(made / name)
+        model = AutoModelForCausalLM.from_config(config)
+        for buffer_name, buffer in model.named_buffers():
+            if is_router_bias(buffer_name):
+                buffer.normal_(std=0.3)
+        model.save_pretrained(made / name)
     return made
 
 
@@ -78,18 +104,22 @@ def plain(path: Path, forced: RouteArray | None) -> tuple[np.ndarray, dict[str, 
 
     def force(router: Any, layer: int) -> None:
         def forward(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            logits = nn.functional.linear(hidden, router.weight)
-            if forced is None:
-                experts = logits.topk(2).indices
+            logits, experts = nn.functional.linear(hidden.view(-1, hidden.shape[-1]), router.weight), choices[layer]
+            if path.name in ("deepseek_v3", "glm4_moe", "glm4_moe_lite"):
+                chosen = logits.sigmoid().gather(1, experts)
+                weights = (chosen / chosen.sum(1, keepdim=True) if router.norm_topk_prob else chosen) * model.config.routed_scaling_factor
+            elif path.name == "deepseek_v2":
+                weights = logits.softmax(-1).gather(1, experts) * 1.5
+            elif path.name == "qwen2_moe":
+                weights = logits.softmax(-1).gather(1, experts)
             else:
-                experts = choices[layer]
-            of_all, of_chosen = logits.softmax(-1).gather(1, experts), logits.gather(1, experts).softmax(-1)
-            return logits, of_chosen if getattr(router, "norm_topk_prob", True) else of_all, experts
+                weights = logits.gather(1, experts).softmax(-1)
+            return logits, weights, experts
 
         router.forward = forward
 
     for number, layer in enumerate(model.model.layers):
-        if hasattr(layer.mlp, "gate"):
+        if forced is not None and hasattr(layer.mlp, "gate"):
             force(layer.mlp.gate, number)
     found, begin = np.zeros(TOKENS.size, dtype=np.float32), 0
     for ids in SEQUENCES:
@@ -119,11 +149,11 @@ def test_forced_experts_give_the_log_probs_and_gradients_of_a_plain_loop(folder:
     free = plain(folder / name, None)
     assert np.abs(expected[0] - free[0]).max() > 0.05
     gates = [n for n in expected[1] if n.endswith("mlp.gate.weight")]
-    assert len(gates) == (2 if name == "qwen3_moe" else 3)
+    assert len(gates) == (3 if name in ("qwen2_moe", "mixtral") else 2)
     assert all(np.abs(found[1][n]).max() > 1e-3 for n in gates)  # gradients flow through the weights of chosen experts
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3", "qwen3_moe", "qwen2_moe", "mixtral"])
 def test_without_routes_nothing_changes_and_own_choices_replayed_give_the_same_bits(folder: Path, name: str) -> None:
     expected = run(whole_policy(folder / name), None)
     model = trainer(folder / name)
@@ -157,13 +187,18 @@ def test_a_batch_without_routes_forgets_those_before(folder: Path) -> None:
     np.testing.assert_array_equal(run(model, None)[0], before)
 
 
-def test_load_balancing_counts_replayed_choices() -> None:
-    logits = [torch.tensor([[3.0, 2.0, 1.0], [1.0, 2.0, 3.0]])]
-    routes = [torch.tensor([[2, 0], [NO_ROUTE, NO_ROUTE]])]
-    positions = torch.tensor([0, 1, 1])
-    assert routing_sums(logits, positions, 2)[0].tolist() == [1.0, 3.0, 2.0]
-    assert routing_sums(logits, positions, 2, routes)[0].tolist() == [1.0, 2.0, 3.0]
-    torch.testing.assert_close(routing_sums(logits, positions, 2, routes)[1], routing_sums(logits, positions, 2)[1])
+def test_what_routers_chose_includes_replayed_choices(folder: Path) -> None:
+    model = trainer(folder / "deepseek_v3", load_balancing=LoadBalancingConfig(coefficient=1.0))
+    choices = choices_of(model)
+    assert choices is not None
+    assert [router.layer for router in choices.routers] == [1, 2]
+    (micro,) = make_micro_batches(TOKENS, LENGTHS, WANTED, 1000, layer_costs(model, torch.device("cpu")), None, FORCED)
+    assert micro.routes is not None
+    run(model, FORCED)
+    for router, experts in zip(choices.routers, choices.experts(), strict=True):
+        np.testing.assert_array_equal(experts.numpy(), micro.routes[:, router.layer])
+    run(model, None)
+    assert any((experts.numpy() != micro.routes[:, layer]).any() for layer, experts in enumerate(choices.experts(), start=1))
 
 
 def test_routes_of_another_model_are_refused(folder: Path) -> None:

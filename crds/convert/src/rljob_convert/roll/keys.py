@@ -169,6 +169,8 @@ _MAPPED = {
     "actor_train.strategy_args.strategy_config.tensor_model_parallel_size": "training.tensorParallelSize",
     "actor_train.strategy_args.strategy_config.sequence_parallel": "training.sequenceParallel",
     "actor_train.strategy_args.strategy_config.moe_aux_loss_coeff": "training.loadBalancing.coefficient",
+    "actor_train.strategy_args.strategy_config.moe_router_enable_expert_bias": "training.routerBiasUpdateRate",
+    "actor_train.strategy_args.strategy_config.moe_router_bias_update_rate": "training.routerBiasUpdateRate",
     "actor_train.strategy_args.strategy_config.pipeline_model_parallel_size": "training.miniBatches; no pipeline parallel training",
     "actor_train.strategy_args.strategy_config.context_parallel_size": "training.contextParallelSize",
     "actor_train.strategy_args.strategy_config.expert_model_parallel_size": "training.expertParallelSize",

@@ -174,6 +174,7 @@ def training(source: Source, numbers: Batch, num_devices: int, alone: int) -> Se
             "contextParallelSize": context if context > 1 else None,
             "expertParallelSize": _expert_parallel(source, num_devices),
             "loadBalancing": common.load_balancing(source, (*_CONFIG, "moe_aux_loss_coeff")),
+            "routerBiasUpdateRate": common.router_bias_rate(source, _CONFIG),
         }
     )
 

@@ -292,6 +292,8 @@ class LoadRecorder:
         """By layer."""
         self._names: set[str] = set()
         self._refused: str | None = None
+        if any(hasattr(layer, "kv_lora_rank") and hasattr(layer, "kv_b_proj") for layer in model.modules()):
+            self._refused = "latent attention (MLA) computes with products of kv_b_proj, which only a whole load renews"
 
     @contextmanager
     def watching(self) -> Iterator[None]:

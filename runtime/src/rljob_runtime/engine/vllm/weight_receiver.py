@@ -30,6 +30,7 @@ from rljob_runtime.engine.vllm.drafted import repair_drafted_sampling
 from rljob_runtime.engine.vllm.layer_group import LayerGroup, group_of
 from rljob_runtime.engine.vllm.load_record import LoadPlan, LoadRecorder, fingerprint_of
 from rljob_runtime.engine.vllm.packed_weights import has_packed_copy, repack_experts, repack_shared_weights
+from rljob_runtime.engine.vllm.rotary import repair_rotary
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.assembly import shorten
@@ -114,6 +115,7 @@ def register() -> None:
     layerwise.materialize_layer = materialize
     if current_platform.is_cpu():
         repair_drafted_sampling()
+        repair_rotary()
     try:
         WeightTransferEngineFactory.register_engine(BACKEND, __name__, BucketReceiver.__name__)
     except ValueError as exc:
