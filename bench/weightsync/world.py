@@ -142,6 +142,10 @@ class Rows:
         """In order of the model."""
         return self._parameters
 
+    def named_buffers(self) -> Sequence[tuple[str, torch.Tensor]]:
+        """It has none."""
+        return ()
+
     def get_submodule(self, name: str) -> torch.nn.Module:
         """No layer has adapters."""
         del name

@@ -31,8 +31,8 @@ from rljob_runtime.weightsync.parcel import checksum
 from tests.support.pace import HANG_S
 from tests.support.ports import free_ports
 
-DEADLINE_S = HANG_S
-"""Of all ranks together, and of every rendezvous: ranks that sit out some layouts wait for the others."""
+DEADLINE_S = 3 * HANG_S
+"""Of all ranks together, which may compute for minutes, and of every rendezvous: ranks that sit out some layouts wait for the others."""
 
 Arrays = dict[str, np.ndarray]
 

@@ -154,4 +154,5 @@ def _summed_own(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 def _gathered(own: torch.Tensor, width: int, group: dist.ProcessGroup) -> torch.Tensor:
     parts = own.new_empty(group.size(), *own.shape)
     dist.all_gather_single(parts.view(-1), own.contiguous().view(-1), group=group)
-    return parts.transpose(0, 1).flatten(1, 2)[:, :width]  # a view where there is one row
+    whole = parts.transpose(0, 1).flatten(1, 2)
+    return whole if whole.shape[1] == width and whole._base is None else whole[:, :width].clone()  # FSDP2 wants no view of a layer

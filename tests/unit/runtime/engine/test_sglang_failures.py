@@ -41,7 +41,7 @@ def defect(*arguments: object) -> Any:
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SglangEngine]:
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
     Qwen2Config(vocab_size=50, intermediate_size=64, **sizes).save_pretrained(tmp_path)
-    monkeypatch.setattr(module, "sglang_python", lambda: "python")
+    monkeypatch.setattr(module, "sglang_python", lambda: tmp_path / "bin" / "python")
     monkeypatch.setattr(module, "SglangServer", Server)
     config = EngineConfig(model_path=str(tmp_path), max_model_len=32, kv_cache_bytes=1 << 20, threads=1, release="never")
     made = SglangEngine(config)

@@ -37,6 +37,8 @@ REASONS = {
     "WorkerFailedError": Reason.WORKER_FAILED,
     "WeightSyncError": Reason.WEIGHT_SYNC_FAILED,
     "CorruptedWeightsError": Reason.WEIGHT_SYNC_FAILED,
+    "SyncBrokenError": Reason.WEIGHT_SYNC_FAILED,
+    "WholeNeededError": Reason.WEIGHT_SYNC_FAILED,
     "OffloadError": Reason.OFFLOAD_FAILED,
     "HostBudgetError": Reason.SPEC_INVALID,
     "NoRoomError": Reason.SPEC_INVALID,

@@ -15,7 +15,7 @@ from rljob_runtime.training.parallel import Layout
 def layout(ranks: int, ep: int) -> Layout:
     """Of ranks that do not exist."""
     mesh = SimpleNamespace(ndim=1, size=lambda _: ranks)
-    experts = None if ep == 1 else SimpleNamespace(size=lambda dimension: (ranks // ep, ep)[dimension])
+    experts = None if ep == 1 else SimpleNamespace(ndim=2, size=lambda dimension: (ranks // ep, ep)[dimension])
     return Layout(mesh=cast(Any, mesh), experts=cast(Any, experts))
 
 
