@@ -135,10 +135,11 @@ class Rows:
         shapes = {name: (tensor.shape[0] * layout.mesh.size(), *tensor.shape[1:]) for name, tensor in tensors.items()}
         self.checkpoint_parts = {name: NamedPart(parameter=name, shape=shape) for name, shape in shapes.items()}
         self._parameters = [
-            (name, DTensor.from_local(tensor, layout.mesh, [Shard(0)], run_check=False)) for name, tensor in tensors.items()
+            (name, torch.nn.Parameter(DTensor.from_local(tensor, layout.mesh, [Shard(0)], run_check=False), requires_grad=False))
+            for name, tensor in tensors.items()
         ]
 
-    def named_parameters(self) -> Sequence[tuple[str, DTensor]]:
+    def named_parameters(self) -> Sequence[tuple[str, torch.nn.Parameter]]:
         """In order of the model."""
         return self._parameters
 
