@@ -223,11 +223,7 @@ NOT_MEASURED = {
 }
 """Numbers of README.md with a unit that no result contains: the passage, and what it is."""
 
-UNCLEAN = frozenset(
-    {
-        "agentic-endpoint", "gpu_check", "weightsync-nodes",
-    }
-)  # fmt: skip
+UNCLEAN = frozenset({"gpu_check"})
 """Results without a commit, or of one with local changes (``+``). Measure one again on a clean commit and remove it here; never add one."""
 
 
