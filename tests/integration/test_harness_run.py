@@ -105,5 +105,5 @@ def test_what_continues_nothing_is_a_further_sequence_of_its_episode(run: Runnin
 
 
 def test_programs_are_confined_and_nothing_is_left_behind(run: Running) -> None:
-    assert "its processes are kept in by seccomp" in run.output + str(run.rows("events.jsonl"))
+    assert "its processes are sandboxed by seccomp" in run.output + str(run.rows("events.jsonl"))
     assert run.left_behind() == []

@@ -35,7 +35,7 @@ async def environments(spec: RLJobSpec, workers: JobWorkers, reporter: Reporter)
     keeps = {e.name for e in spec.environments if e.prompt.history is PromptHistory.KEEP}
     for found in described:
         if found.sandbox:
-            reporter.event(f"environment {found.name}: its processes are kept in by {found.sandbox}")
+            reporter.event(f"environment {found.name}: its processes are sandboxed by {found.sandbox}")
         if found.template_class is TemplateClass.REWRITES_HISTORY and found.name in keeps:
             reporter.event(
                 f"environment {found.name}: the model's chat template would rewrite earlier turns, such as their reasoning; episodes keep "

@@ -88,7 +88,7 @@ class RewardPool:
 
     def describe_sandbox(self) -> str:
         """A line on what keeps the processes in, as they found it on this machine."""
-        return f"scoring processes are kept in by {'; '.join(dict.fromkeys(crew.sandbox for _, crew in self._crews))}"
+        return f"scoring processes are sandboxed by {'; '.join(dict.fromkeys(crew.sandbox for _, crew in self._crews))}"
 
     def judges_of(self, request: RewardRequest) -> tuple[RewardConfig, ...]:
         """Rewards that ask a judge about a response; any thread may call.

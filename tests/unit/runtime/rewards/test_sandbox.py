@@ -214,7 +214,7 @@ def test_the_folder_goes_with_the_process(tmp_path):
 
 
 def test_a_process_says_what_keeps_it_in(make, monkeypatch):
-    assert make().describe_sandbox() == f"scoring processes are kept in by {Active(landlock_abi=landlock.abi())}"
+    assert make().describe_sandbox() == f"scoring processes are sandboxed by {Active(landlock_abi=landlock.abi())}"
     assert "NO Landlock" in str(Active(landlock_abi=0))
 
 
