@@ -19,8 +19,8 @@ from rljob_runtime.errors import CorruptedWeightsError, WeightSyncError, WholeNe
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.delta import DeltaEncoder, Images
-from rljob_runtime.weightsync.device_delta import WHOLE_FIRST, DeviceDeltaEncoder
-from rljob_runtime.weightsync.packing import as_byte_tensor, pack, plan_buckets, unpack
+from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
+from rljob_runtime.weightsync.packing import pack, plan_buckets, unpack
 from rljob_runtime.weightsync.parcel import sealed
 from rljob_runtime.weightsync.transport import ByteArray, SyncLink, TransportSettings, make_end
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
@@ -171,7 +171,7 @@ def test_what_changed_travels_as_indexes_and_numbers(dtype: torch.dtype, number:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    changed=st.lists(st.sampled_from([0.0, 0.02, 0.3, 1.0]), min_size=WHOLE_FIRST, max_size=6),
+    changed=st.lists(st.sampled_from([0.0, 0.02, 0.3, 1.0]), min_size=DeviceDeltaEncoder.whole_first, max_size=6),
     seed=st.integers(0, 2**16),
     dtype=st.sampled_from([torch.bfloat16, torch.float32]),
     bucket_bytes=st.sampled_from([64, 200, 5000]),
@@ -191,10 +191,10 @@ def test_what_changed_is_the_same_on_a_device(
             for bucket in plan_buckets(trainer.specs, bucket_bytes).buckets:
                 room, own = host.room(bucket), device.room(bucket)
                 trainer.pack_buckets({0: bucket}, room)
-                own.copy_(as_byte_tensor(room))
+                trainer.pack_buckets({0: bucket}, own.numpy())
                 expected, base = host.encode(version, bucket, room)
-                found, device_base = device.encode(version, bucket, own)
-                if version < WHOLE_FIRST:
+                found, device_base = device.encode(version, bucket, own, lambda size: torch.full((size,), 7, dtype=torch.uint8))
+                if version < DeviceDeltaEncoder.whole_first:
                     expected, base = trainer.pack_buckets({0: bucket}), None
                 assert (device_base, found.numpy().tobytes()) == (base, expected.tobytes())
 

@@ -28,9 +28,9 @@ import torch
 
 from rljob_runtime.cluster.protocol import Pending
 from rljob_runtime.errors import WeightSyncError
-from rljob_runtime.records import Bucket, WeightManifest
+from rljob_runtime.records import WeightManifest
 from rljob_runtime.weightsync.assembly import Part, UpdateAssembly
-from rljob_runtime.weightsync.delta import DeltaEncoder, Images
+from rljob_runtime.weightsync.delta import BaseDeltaEncoder, DeltaEncoder, Images
 from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
 from rljob_runtime.weightsync.group import MEMBERSHIPS, Meeting, Outbox, device_here
 from rljob_runtime.weightsync.meetings import Meetings
@@ -212,9 +212,9 @@ class BroadcastSender:
         self._device = device_here() if on_device else HOST
         meeting = meetings.get(source.rank)
         self._outbox = None if meeting is None else Outbox(meeting, self._device)
-        self._delta: _HostDelta | DeviceDeltaEncoder | None = None
+        self._delta: BaseDeltaEncoder[Any] | None = None
         if dense_above is not None:
-            self._delta = DeviceDeltaEncoder(dense_above, self._device) if on_device else _HostDelta(dense_above)
+            self._delta = DeviceDeltaEncoder(dense_above, self._device) if on_device else DeltaEncoder(dense_above)
 
     def send(self, version: int, part: int) -> Parcel | None:
         """Put its bucket on its way, on a sender that has one; None elsewhere."""
@@ -226,15 +226,14 @@ class BroadcastSender:
         fault = self._outbox.room()
         delta = None if version == TEST_VERSION else self._delta
         if delta is None:
-            data = torch.zeros(bucket.size_bytes, dtype=torch.uint8, device=self._device)  # zeros: gaps count in checksums
+            packed = torch.zeros(bucket.size_bytes, dtype=torch.uint8, device=self._device)  # zeros: gaps count in checksums
         else:
-            data = delta.room(bucket)
-        self._source.pack_buckets(owned, data if data.is_cuda else data.numpy())
+            packed = delta.room(bucket)
+        self._source.pack_buckets(owned, packed.numpy() if isinstance(packed, torch.Tensor) and not packed.is_cuda else packed)
         if fault is not None:  # only now: other ranks were in the same gather
             raise fault
-        base = None
-        if delta is not None:
-            data, base = delta.encode(version, bucket, data)
+        encoded, base = (packed, None) if delta is None else delta.encode(version, bucket, packed)
+        data = encoded if isinstance(encoded, torch.Tensor) else as_byte_tensor(encoded)
         proof = fingerprint(data)
         sent = Broadcast(
             meeting=self._outbox.meeting,
@@ -249,20 +248,6 @@ class BroadcastSender:
         """End the meeting."""
         if self._outbox is not None:
             self._outbox.close()
-
-
-class _HostDelta:
-    """The encoder of host memory, of tensors there."""
-
-    def __init__(self, dense_above: float) -> None:
-        self._encoder = DeltaEncoder(dense_above)
-
-    def room(self, bucket: Bucket) -> torch.Tensor:
-        return as_byte_tensor(self._encoder.room(bucket))
-
-    def encode(self, version: int, bucket: Bucket, packed: torch.Tensor) -> tuple[torch.Tensor, int | None]:
-        data, base = self._encoder.encode(version, bucket, packed.numpy())
-        return as_byte_tensor(data), base
 
 
 class BroadcastReceiver:

@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -205,13 +206,10 @@ class HandleSender:
     def _packed(self, version: int, bucket: Bucket, owned: Mapping[int, Bucket]) -> tuple[torch.Tensor, int | None]:
         """What the readers get of a bucket, where they can open it, and the version that it changes."""
         delta = None if version == TEST_VERSION else self._delta
-        room = shared_buffer(bucket.size_bytes, self._device) if delta is None else delta.room(bucket)
+        place = partial(shared_buffer, device=self._device)
+        room = place(bucket.size_bytes) if delta is None else delta.room(bucket)
         self._source.pack_buckets(owned, room if room.is_cuda else room.numpy())
-        if delta is None:
-            return room, None
-        encoded, base = delta.encode(version, bucket, room)
-        data = shared_buffer(encoded.numel(), self._device)
-        return data.copy_(encoded), base
+        return (room, None) if delta is None else delta.encode(version, bucket, room, place)
 
     def close(self) -> None:
         """Give the buffers back."""

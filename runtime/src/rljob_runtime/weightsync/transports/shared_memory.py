@@ -156,9 +156,6 @@ class SharedSender:
         packed = self._delta.room(bucket)
         self._source.pack_buckets(owned, packed)
         data, base = self._delta.encode(version, bucket, packed, partial(self._segments.array, index))
-        if base is None:
-            data, whole = self._segments.array(index, bucket.size_bytes), data
-            data[:] = whole
         return sealed(version, data, self._segments.shared(index, data.size), base=base)
 
     def _pack(self, owned: Mapping[int, Bucket], bucket: Bucket, data: ByteArray) -> int:
