@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,20 +21,20 @@ from rljob_runtime.weightsync.delta import DeltaEncoder, Images
 from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
 from rljob_runtime.weightsync.packing import pack, plan_buckets, unpack
 from rljob_runtime.weightsync.parcel import sealed
-from rljob_runtime.weightsync.transport import ByteArray, SyncLink, TransportSettings, make_end
+from rljob_runtime.weightsync.transport import ByteArray, SyncLink, TransportSettings
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
 from rljob_runtime.weightsync.transports.shared_memory import SharedMemoryTransport
 from tests.support.pace import HANG_S
+from tests.support.sending_ranks import SendingRank
 
 TRANSPORTS: list[Callable[[TransportSettings], Any]] = [ObjectStoreTransport, SharedMemoryTransport]
 
 
-class Trainer:
+class Trainer(SendingRank):
     """A model of random bits; a step changes some numbers, also to the other zero, to infinities and from one NaN to another."""
 
-    rank, world_size = 0, 1
-
     def __init__(self, seed: int, dtype: torch.dtype) -> None:
+        super().__init__()
         self._random = torch.Generator().manual_seed(seed)
         self.integers = {torch.bfloat16: torch.int16, torch.float32: torch.int32}[dtype]
         self.tensors = {
@@ -44,7 +43,6 @@ class Trainer:
             "model.layers.1.weight": self.random_bits((1,)).view(dtype),
             "model.layers.2.weight": self.random_bits((31, 3)).view(dtype),
         }
-        self._sender: Any = None
 
     def random_bits(self, shape: tuple[int, ...]) -> torch.Tensor:
         info = torch.iinfo(self.integers)
@@ -60,22 +58,8 @@ class Trainer:
     def specs(self) -> list[tuple[str, str, tuple[int, ...]]]:
         return [(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in self.tensors.items()]
 
-    def pack_buckets(self, buckets: Mapping[int, Bucket], out: ByteArray | None = None, on_packed: Any = None) -> ByteArray:
-        bucket = buckets[self.rank]
-        out = np.zeros(bucket.size_bytes, dtype=np.uint8) if out is None else out
+    def fill(self, bucket: Bucket, out: ByteArray) -> None:
         pack(bucket, self.tensors, out)
-        return out
-
-    def prepare_sender(self, sender: str, manifest: Any, settings: Any) -> None:
-        self.close_sender()
-        self._sender = make_end(sender, self, manifest, **settings)
-
-    def close_sender(self) -> None:
-        if self._sender is not None:
-            self._sender.close()
-
-    def send_weights(self, version: int, part: int) -> Any:
-        return self._sender.send(version, part)
 
 
 def held(engine: FakeEngine, integers: torch.dtype) -> dict[str, list[int]]:
@@ -152,10 +136,10 @@ def encoded(changed: float, dense_above: float, dtype: torch.dtype = torch.bfloa
     trainer.tensors = {"weight": trainer.random_bits((100, 100)).view(dtype)}
     bucket = plan_buckets(trainer.specs, 2**20).buckets[0]
     encoder = DeltaEncoder(dense_above)
-    data, base = encoder.encode(4, bucket, trainer.pack_buckets({0: bucket}))
+    data, base = encoder.encode(4, bucket, trainer.packed(bucket))
     assert (data.size, base) == (bucket.size_bytes, None)
     trainer.tensors["weight"].view(trainer.integers)[: int(100 * changed)] ^= 1
-    data, base = encoder.encode(5, bucket, trainer.pack_buckets({0: bucket}))
+    data, base = encoder.encode(5, bucket, trainer.packed(bucket))
     return data.size, base, bucket.size_bytes
 
 
@@ -190,12 +174,12 @@ def test_what_changed_is_the_same_on_a_device(
             trainer.step(part)
             for bucket in plan_buckets(trainer.specs, bucket_bytes).buckets:
                 room, own = host.room(bucket), device.room(bucket)
-                trainer.pack_buckets({0: bucket}, room)
-                trainer.pack_buckets({0: bucket}, own.numpy())
+                trainer.fill(bucket, room)
+                trainer.fill(bucket, own.numpy())
                 expected, base = host.encode(version, bucket, room)
                 found, device_base = device.encode(version, bucket, own, lambda size: torch.full((size,), 7, dtype=torch.uint8))
                 if version < DeviceDeltaEncoder.whole_first:
-                    expected, base = trainer.pack_buckets({0: bucket}), None
+                    expected, base = trainer.packed(bucket), None
                 assert (device_base, found.numpy().tobytes()) == (base, expected.tobytes())
 
 
@@ -204,8 +188,8 @@ def test_an_engine_refuses_changes_of_weights_that_it_does_not_have() -> None:
     manifest = plan_buckets(trainer.specs, 10_000)
     bucket = manifest.buckets[0]
     encoder, images = DeltaEncoder(1.0), Images()
-    first = sealed(1, *encoder.encode(1, bucket, trainer.pack_buckets({0: bucket}))[:1])
-    data, base = encoder.encode(2, bucket, trainer.pack_buckets({0: bucket}))
+    first = sealed(1, *encoder.encode(1, bucket, trainer.packed(bucket))[:1])
+    data, base = encoder.encode(2, bucket, trainer.packed(bucket))
     second = sealed(2, data, base=base)
     with pytest.raises(WholeNeededError, match="changes from weights v1 to v2, and this engine has none of it; send it whole"):
         images.apply(bucket, second)
@@ -222,10 +206,11 @@ def test_changed_bytes_of_a_sparse_bucket_are_found_before_they_are_applied() ->
     manifest = plan_buckets(trainer.specs, 10_000)
     bucket = manifest.buckets[0]
     encoder, images = DeltaEncoder(1.0), Images()
-    image = images.apply(bucket, sealed(1, encoder.encode(1, bucket, trainer.pack_buckets({0: bucket}))[0]))
+    image = images.apply(bucket, sealed(1, encoder.encode(1, bucket, trainer.packed(bucket))[0]))
+    assert image is not None
     before = bytes(image)
     trainer.step(0.05)
-    data, base = encoder.encode(2, bucket, trainer.pack_buckets({0: bucket}))
+    data, base = encoder.encode(2, bucket, trainer.packed(bucket))
     parcel = sealed(2, data, base=base)
     data[-1] ^= 1
     with pytest.raises(CorruptedWeightsError):
