@@ -13,7 +13,6 @@ each export is opened once.
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -121,11 +120,6 @@ class IpcTransport(TestedTransport):
         finishing = link.finish()
         await link.trainers_done(link.on_trainers("send_weights", version, RELEASE_PART))
         return await link.together_done(finishing)
-
-    async def _release(self, reason: str) -> None:
-        """Nothing is waited for: who opens an export that is gone gets an error."""
-        del reason
-        await asyncio.sleep(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

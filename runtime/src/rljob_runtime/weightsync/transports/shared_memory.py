@@ -19,7 +19,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rljob_runtime.cluster.protocol import Pending
-from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.delta import DeltaEncoder, Images
@@ -27,8 +26,8 @@ from rljob_runtime.weightsync.packing import clear_gaps
 from rljob_runtime.weightsync.parcel import Digest, Parcel, Remote, sealed
 from rljob_runtime.weightsync.shared_memory import Segments, prefix_of
 from rljob_runtime.weightsync.shares import shared_out
-from rljob_runtime.weightsync.transport import Shapes, SyncLink, Transport, TransportSettings, WeightSource
-from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
+from rljob_runtime.weightsync.transport import Shapes, SyncLink, TransportSettings, WeightSource
+from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport
 
 if TYPE_CHECKING:
     from rljob_runtime.weightsync.staging import Staging
@@ -36,34 +35,23 @@ if TYPE_CHECKING:
 
 TURNS = 2
 """Segments of a sender that take turns: one is packed while the other is loaded."""
-TEST_VERSION = -1
-TEST_PART = 0
 
 
-class SharedMemoryTransport:
+class SharedMemoryTransport(TestedTransport):
     """The driver's part; see :class:`~rljob_runtime.weightsync.transport.Transport`."""
+
+    title = "shared memory"
+    together = False
 
     def __init__(self, settings: TransportSettings) -> None:
         """Segments carry the name of the run."""
-        self.warning: str | None = None
-        self._settings = settings
+        super().__init__(settings)
         self._prefix = prefix_of(settings.run)
         self._segments = TURNS
-        self._instead: Transport | None = None
-
-    async def prepare(self, link: SyncLink) -> None:
-        """Make segments and ends, and let the first bucket through; where that fails, prepare the object store."""
-        self.warning, self._instead = None, None
-        number = len(shared_out(link.manifest, self._settings.senders))
-        self._segments = number if self._settings.while_generating else min(TURNS, number)
-        try:
-            await self._prepare(link)
-        except WeightSyncError as error:
-            self.warning = f"weights go through the object store, because shared memory failed its test: {error}"
-            self._instead = ObjectStoreTransport(self._settings)
-            await self._instead.prepare(link)
 
     async def _prepare(self, link: SyncLink) -> None:
+        parts = len(shared_out(link.manifest, self._settings.senders))
+        self._segments = parts if self._settings.while_generating else min(TURNS, parts)
         settings: Mapping[str, Any] = {
             "prefix": self._prefix,
             "senders": self._settings.senders,
@@ -73,7 +61,6 @@ class SharedMemoryTransport:
         made = link.on_trainers("prepare_sender", f"{__name__}:{SharedSender.__name__}", link.manifest, settings)
         await link.trainers_done(made)
         packed = await link.trainers_done(link.on_trainers("send_weights", TEST_VERSION, TEST_PART))
-        parts = len(shared_out(link.manifest, self._settings.senders))
         receiver = {
             "streams": self._segments < parts,
             "proves_late": not self._settings.while_generating,
@@ -82,10 +69,8 @@ class SharedMemoryTransport:
         }
         await link.engines_done(link.on_engines("prepare_receiver", f"{__name__}:{SharedReceiver.__name__}", receiver))
 
-    async def transfer(self, version: int, link: SyncLink) -> dict[int, int]:
+    async def _transfer(self, version: int, link: SyncLink) -> dict[int, int]:
         """Pack one bucket after the other; one whose place is needed has to be in all engines first."""
-        if self._instead is not None:
-            return await self._instead.transfer(version, link)
         if len(link.manifest.buckets) == 1:
             return await link.send_whole(version, self._settings.senders[0])
         begun = link.on_engines("begin_update", link.manifest, version)
