@@ -95,7 +95,7 @@ class KillingReceiver(SharedReceiver):
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
         """Open an update."""
         obey("begin")
-        return _KillingUpdate(manifest, version, expected, streams=self._streams, images=self._images)
+        return _KillingUpdate(manifest, version, expected, streams=self._streams, proves_late=self._proves_late, images=self._images)
 
 
 class _KillingUpdate(UpdateAssembly):
