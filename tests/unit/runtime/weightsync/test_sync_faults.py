@@ -17,16 +17,20 @@ from rljob_runtime.weightsync.transports.shared_memory import SharedMemoryTransp
 from tests.support.pace import HANG_S
 from tests.support.sync_setting import MANIFEST, SHORT_S, Faulty, Setting
 
-TRANSPORTS: list[Callable[[TransportSettings], Any]] = [ObjectStoreTransport, SharedMemoryTransport, TcpTransport]
-BETWEEN_DEVICES: list[Callable[[TransportSettings], Any]] = [NcclTransport, IpcTransport]
-"""Which move whole buckets alone."""
+TRANSPORTS: list[Callable[[TransportSettings], Any]] = [
+    ObjectStoreTransport,
+    SharedMemoryTransport,
+    TcpTransport,
+    NcclTransport,
+    IpcTransport,
+]
 CALLS = ["prepare_receiver", "begin_update", "load_bucket", "finish_update", "score"]
 """Of an engine, by phase: prepare, receive (before, while and after buckets come), probe."""
 SENDER_CALLS = ["prepare_sender", "send_weights", "compute_logprobs"]
 """Of a trainer rank: prepare, send, probe."""
 
 
-WAYS = [(make, dense) for make in TRANSPORTS for dense in (None, 1.0)] + [(make, None) for make in BETWEEN_DEVICES]
+WAYS = [(make, dense) for make in TRANSPORTS for dense in (None, 1.0)]
 
 
 @pytest.fixture(scope="module", autouse=True)
