@@ -189,10 +189,15 @@ class Broadcast(Remote):
 
     def fetch(self, process: int, device: torch.device) -> torch.Tensor:
         """Take part in the broadcast; see ``Remote.fetch``."""
+        data = self.receive(process, device)
+        compare(fingerprint(data), self.sent_checksum, self.what)
+        return data
+
+    def receive(self, process: int, device: torch.device) -> torch.Tensor:
+        """What came, as :meth:`fetch` but not compared with what was sent."""
         member = MEMBERSHIPS.join(self.meeting, self.first_rank + process, device)
         data = torch.empty(self.size_bytes, dtype=torch.uint8, device=device)
         member.broadcast(data, self.sequence)
-        compare(fingerprint(data), self.sent_checksum, self.what)
         return data
 
 
@@ -271,7 +276,7 @@ class BroadcastReceiver:
         seated = [self._seated(test) for test in tests]
         self.tests: Sequence[Remote] = [test.payload for test in seated if isinstance(test.payload, Remote)] if streams else ()
         for test in seated if not streams else ():
-            received(test)
+            received(test).check("the first bucket of a sender")
 
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
         """Open an update."""
@@ -301,12 +306,12 @@ class _Update(UpdateAssembly):
 
 
 def received(parcel: Parcel) -> Parcel:
-    """The parcel with its bytes in this process's memory.
+    """The parcel with its bytes in this process's memory; ``Parcel.check`` compares them with what was sent.
 
     Raises:
-        CorruptedWeightsError, WeightSyncError, DeadlineError: as of ``Remote.fetch``.
+        WeightSyncError, DeadlineError: as of ``Remote.fetch``.
     """
-    assert isinstance(parcel.payload, Remote)
-    data = parcel.payload.fetch(0, HOST).numpy()
+    assert isinstance(parcel.payload, Broadcast)
+    data = parcel.payload.receive(0, HOST).numpy()
     data.flags.writeable = False  # nobody else has it, so that an update need not copy it
     return dataclasses.replace(parcel, payload=data)
