@@ -3,9 +3,11 @@
 A sender packs into a segment of its own, and every engine process and each rank of its tensor parallelism reads it there: one copy per
 node, of which nothing but the name travels. Where engines have nothing to do during a sync, two segments of each sender take turns: a
 bucket is loaded into the models while the next one is packed, and compared with what was sent while it is loaded. Where they generate
-meanwhile, each bucket has a segment of its own and is compared as it comes, so that they stop only to load.
+meanwhile, each bucket has a segment of its own and is compared as it comes, so that they stop only to load. Where buckets may bring only
+what changed, they are compared as they come as well, before the engine applies that to what it has.
 
-On CUDA segments are page-locked in every process that copies from or to its device (``weightsync.staging``).
+On CUDA segments are page-locked in every process that copies from or to its device (``weightsync.staging``); a sender that looks for
+changes does that in host memory, and does not.
 
 What every sender packs first is a test: engines that read other bytes than it wrote (other nodes than planned, no shared memory, not enough
 of it) get their weights through the object store, and the transport says so.
