@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -181,6 +182,28 @@ def test_what_changed_is_the_same_on_a_device(
                 if version < DeviceDeltaEncoder.whole_first:
                     expected, base = trainer.packed(bucket), None
                 assert (device_base, found.numpy().tobytes()) == (base, expected.tobytes())
+
+
+def test_a_device_keeps_nothing_but_what_was_sent() -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    class Watched(DeviceDeltaEncoder):
+        def _zeros(self, size_bytes: int) -> torch.Tensor:
+            zeros = super()._zeros(size_bytes)
+            made.append(weakref.ref(zeros))
+            return zeros
+
+    trainer = Trainer(1, torch.bfloat16)
+    bucket = plan_buckets(trainer.specs, 10_000).buckets[0]
+    encoder = Watched(1.0, torch.device("cpu"))
+    for version in range(DeviceDeltaEncoder.whole_first + 2):
+        trainer.step(0.05)
+        room = encoder.room(bucket)
+        trainer.fill(bucket, room.numpy())
+        encoder.encode(version, bucket, room)
+        del room
+    kept = [zeros.numel() for found in made if (zeros := found()) is not None]
+    assert sum(kept) == bucket.size_bytes
 
 
 def test_an_engine_refuses_changes_of_weights_that_it_does_not_have() -> None:

@@ -23,7 +23,7 @@ PIECE_NUMBERS = 1 << 22
 
 
 class DeviceDeltaEncoder(BaseDeltaEncoder[torch.Tensor]):
-    """On a device, by torch."""
+    """On a device, by torch; between two syncs it holds nothing but what was sent."""
 
     whole_first = 2
 

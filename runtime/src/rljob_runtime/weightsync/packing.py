@@ -177,12 +177,11 @@ def _pack_slot(flat: torch.Tensor, slot: TensorSlot, tensor: torch.Tensor, on_pa
     on_packed(end)
 
 
-def clear_gaps(bucket: Bucket, out: ByteArray | torch.Tensor) -> None:
+def clear_gaps(bucket: Bucket, out: ByteArray) -> None:
     """Write zeros between the slots, so that a buffer used before has the bytes of a fresh one."""
     end = 0
     for slot in bucket.slots:
-        if end < slot.offset_bytes:  # most have none, and on a device each write is a kernel of its own
-            out[end : slot.offset_bytes] = 0
+        out[end : slot.offset_bytes] = 0
         end = slot.offset_bytes + slot.size_bytes
 
 
