@@ -16,7 +16,8 @@ from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.weightsync.assembly import Part, UpdateAssembly
 from rljob_runtime.weightsync.parcel import Parcel, Payload
 from rljob_runtime.weightsync.transport import Shapes, SyncLink
-from rljob_runtime.weightsync.transports.shared_memory import TEST_VERSION, SharedMemoryTransport, SharedReceiver, SharedSender
+from rljob_runtime.weightsync.transports.shared_memory import SharedMemoryTransport, SharedReceiver, SharedSender
+from rljob_runtime.weightsync.transports.tested import TEST_VERSION
 
 ORDERS = "RLJOB_CHAOS_ORDERS"
 """Environment of every process: a file with the phase in which one is to die; it is gone once one does."""
@@ -94,7 +95,7 @@ class KillingReceiver(SharedReceiver):
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
         """Open an update."""
         obey("begin")
-        return _KillingUpdate(manifest, version, expected, streams=self._streams, images=self._images)
+        return _KillingUpdate(manifest, version, expected, streams=self._streams, proves_late=self._proves_late, images=self._images)
 
 
 class _KillingUpdate(UpdateAssembly):

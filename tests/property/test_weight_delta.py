@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,23 +19,23 @@ from rljob_runtime.errors import CorruptedWeightsError, WeightSyncError, WholeNe
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.delta import DeltaEncoder, Images
-from rljob_runtime.weightsync.device_delta import WHOLE_FIRST, DeviceDeltaEncoder
-from rljob_runtime.weightsync.packing import as_byte_tensor, pack, plan_buckets, unpack
+from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
+from rljob_runtime.weightsync.packing import pack, plan_buckets, unpack
 from rljob_runtime.weightsync.parcel import sealed
-from rljob_runtime.weightsync.transport import ByteArray, SyncLink, TransportSettings, make_end
+from rljob_runtime.weightsync.transport import ByteArray, SyncLink, TransportSettings
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
 from rljob_runtime.weightsync.transports.shared_memory import SharedMemoryTransport
 from tests.support.pace import HANG_S
+from tests.support.sending_ranks import SendingRank
 
 TRANSPORTS: list[Callable[[TransportSettings], Any]] = [ObjectStoreTransport, SharedMemoryTransport]
 
 
-class Trainer:
+class Trainer(SendingRank):
     """A model of random bits; a step changes some numbers, also to the other zero, to infinities and from one NaN to another."""
 
-    rank, world_size = 0, 1
-
     def __init__(self, seed: int, dtype: torch.dtype) -> None:
+        super().__init__()
         self._random = torch.Generator().manual_seed(seed)
         self.integers = {torch.bfloat16: torch.int16, torch.float32: torch.int32}[dtype]
         self.tensors = {
@@ -44,7 +44,6 @@ class Trainer:
             "model.layers.1.weight": self.random_bits((1,)).view(dtype),
             "model.layers.2.weight": self.random_bits((31, 3)).view(dtype),
         }
-        self._sender: Any = None
 
     def random_bits(self, shape: tuple[int, ...]) -> torch.Tensor:
         info = torch.iinfo(self.integers)
@@ -60,22 +59,8 @@ class Trainer:
     def specs(self) -> list[tuple[str, str, tuple[int, ...]]]:
         return [(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in self.tensors.items()]
 
-    def pack_buckets(self, buckets: Mapping[int, Bucket], out: ByteArray | None = None, on_packed: Any = None) -> ByteArray:
-        bucket = buckets[self.rank]
-        out = np.zeros(bucket.size_bytes, dtype=np.uint8) if out is None else out
+    def fill(self, bucket: Bucket, out: ByteArray) -> None:
         pack(bucket, self.tensors, out)
-        return out
-
-    def prepare_sender(self, sender: str, manifest: Any, settings: Any) -> None:
-        self.close_sender()
-        self._sender = make_end(sender, self, manifest, **settings)
-
-    def close_sender(self) -> None:
-        if self._sender is not None:
-            self._sender.close()
-
-    def send_weights(self, version: int, part: int) -> Any:
-        return self._sender.send(version, part)
 
 
 def held(engine: FakeEngine, integers: torch.dtype) -> dict[str, list[int]]:
@@ -152,10 +137,10 @@ def encoded(changed: float, dense_above: float, dtype: torch.dtype = torch.bfloa
     trainer.tensors = {"weight": trainer.random_bits((100, 100)).view(dtype)}
     bucket = plan_buckets(trainer.specs, 2**20).buckets[0]
     encoder = DeltaEncoder(dense_above)
-    data, base = encoder.encode(4, bucket, trainer.pack_buckets({0: bucket}))
+    data, base = encoder.encode(4, bucket, trainer.packed(bucket))
     assert (data.size, base) == (bucket.size_bytes, None)
     trainer.tensors["weight"].view(trainer.integers)[: int(100 * changed)] ^= 1
-    data, base = encoder.encode(5, bucket, trainer.pack_buckets({0: bucket}))
+    data, base = encoder.encode(5, bucket, trainer.packed(bucket))
     return data.size, base, bucket.size_bytes
 
 
@@ -171,7 +156,7 @@ def test_what_changed_travels_as_indexes_and_numbers(dtype: torch.dtype, number:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    changed=st.lists(st.sampled_from([0.0, 0.02, 0.3, 1.0]), min_size=WHOLE_FIRST, max_size=6),
+    changed=st.lists(st.sampled_from([0.0, 0.02, 0.3, 1.0]), min_size=DeviceDeltaEncoder.whole_first, max_size=6),
     seed=st.integers(0, 2**16),
     dtype=st.sampled_from([torch.bfloat16, torch.float32]),
     bucket_bytes=st.sampled_from([64, 200, 5000]),
@@ -190,13 +175,35 @@ def test_what_changed_is_the_same_on_a_device(
             trainer.step(part)
             for bucket in plan_buckets(trainer.specs, bucket_bytes).buckets:
                 room, own = host.room(bucket), device.room(bucket)
-                trainer.pack_buckets({0: bucket}, room)
-                own.copy_(as_byte_tensor(room))
+                trainer.fill(bucket, room)
+                trainer.fill(bucket, own.numpy())
                 expected, base = host.encode(version, bucket, room)
-                found, device_base = device.encode(version, bucket, own)
-                if version < WHOLE_FIRST:
-                    expected, base = trainer.pack_buckets({0: bucket}), None
+                found, device_base = device.encode(version, bucket, own, lambda size: torch.full((size,), 7, dtype=torch.uint8))
+                if version < DeviceDeltaEncoder.whole_first:
+                    expected, base = trainer.packed(bucket), None
                 assert (device_base, found.numpy().tobytes()) == (base, expected.tobytes())
+
+
+def test_a_device_keeps_nothing_but_what_was_sent() -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    class Watched(DeviceDeltaEncoder):
+        def _zeros(self, size_bytes: int) -> torch.Tensor:
+            zeros = super()._zeros(size_bytes)
+            made.append(weakref.ref(zeros))
+            return zeros
+
+    trainer = Trainer(1, torch.bfloat16)
+    bucket = plan_buckets(trainer.specs, 10_000).buckets[0]
+    encoder = Watched(1.0, torch.device("cpu"))
+    for version in range(DeviceDeltaEncoder.whole_first + 2):
+        trainer.step(0.05)
+        room = encoder.room(bucket)
+        trainer.fill(bucket, room.numpy())
+        encoder.encode(version, bucket, room)
+        del room
+    kept = [zeros.numel() for found in made if (zeros := found()) is not None]
+    assert sum(kept) == bucket.size_bytes
 
 
 def test_an_engine_refuses_changes_of_weights_that_it_does_not_have() -> None:
@@ -204,8 +211,8 @@ def test_an_engine_refuses_changes_of_weights_that_it_does_not_have() -> None:
     manifest = plan_buckets(trainer.specs, 10_000)
     bucket = manifest.buckets[0]
     encoder, images = DeltaEncoder(1.0), Images()
-    first = sealed(1, *encoder.encode(1, bucket, trainer.pack_buckets({0: bucket}))[:1])
-    data, base = encoder.encode(2, bucket, trainer.pack_buckets({0: bucket}))
+    first = sealed(1, *encoder.encode(1, bucket, trainer.packed(bucket))[:1])
+    data, base = encoder.encode(2, bucket, trainer.packed(bucket))
     second = sealed(2, data, base=base)
     with pytest.raises(WholeNeededError, match="changes from weights v1 to v2, and this engine has none of it; send it whole"):
         images.apply(bucket, second)
@@ -222,10 +229,11 @@ def test_changed_bytes_of_a_sparse_bucket_are_found_before_they_are_applied() ->
     manifest = plan_buckets(trainer.specs, 10_000)
     bucket = manifest.buckets[0]
     encoder, images = DeltaEncoder(1.0), Images()
-    image = images.apply(bucket, sealed(1, encoder.encode(1, bucket, trainer.pack_buckets({0: bucket}))[0]))
+    image = images.apply(bucket, sealed(1, encoder.encode(1, bucket, trainer.packed(bucket))[0]))
+    assert image is not None
     before = bytes(image)
     trainer.step(0.05)
-    data, base = encoder.encode(2, bucket, trainer.pack_buckets({0: bucket}))
+    data, base = encoder.encode(2, bucket, trainer.packed(bucket))
     parcel = sealed(2, data, base=base)
     data[-1] ^= 1
     with pytest.raises(CorruptedWeightsError):

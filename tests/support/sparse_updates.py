@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 
@@ -12,7 +13,7 @@ from rljob_runtime.engine.protocol import Engine
 from rljob_runtime.records import WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.copies import COPIES
-from rljob_runtime.weightsync.delta import DeltaEncoder, Images
+from rljob_runtime.weightsync.delta import BaseDeltaEncoder, DeltaEncoder, Images
 from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
 from rljob_runtime.weightsync.packing import ByteArray, pack
 from rljob_runtime.weightsync.parcel import Parcel, Remote, fingerprint, sealed
@@ -36,13 +37,12 @@ class WatchedReceiver(PackedReceiver):
         return self.begun[0]
 
 
-class SparseUpdates:
-    """Updates of which only the numbers that changed travel; the first one is whole."""
+class Updates(ABC):
+    """Updates of which only the numbers that changed travel; the first ones are whole."""
 
-    def __init__(self, engine: Engine) -> None:
-        engine.prepare_receiver(f"{__name__}:{WatchedReceiver.__name__}", {"sparse": True})
+    def __init__(self, engine: Engine, encoder: BaseDeltaEncoder[Any]) -> None:
         self._engine = engine
-        self._encoder = DeltaEncoder(0.4)
+        self._encoder = encoder
 
     def push(self, tensors: Mapping[str, torch.Tensor], version: int) -> list[bool]:
         """Which buckets were sparse."""
@@ -52,13 +52,31 @@ class SparseUpdates:
             room = self._encoder.room(bucket)
             pack(bucket, tensors, room)
             data, base = self._encoder.encode(version, bucket, room)
-            self._engine.load_bucket(bucket.index, cast(ByteArray, sealed(version, data, base=base)))
+            self.send(bucket.index, version, data, base)
             sparse.append(base is not None)
         assert self._engine.finish_update(TIMEOUT_S) == version
         return sparse
 
+    @abstractmethod
+    def send(self, index: int, version: int, data: Any, base: int | None) -> None:
+        """Bring the engine what travels of a bucket."""
+
+    @abstractmethod
     def copied_bytes(self) -> int:
         """What the engine keeps beside its parameters; of an engine in this process."""
+
+
+class SparseUpdates(Updates):
+    """Of buckets in host memory."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine, DeltaEncoder(0.4))
+        engine.prepare_receiver(f"{__name__}:{WatchedReceiver.__name__}", {"sparse": True})
+
+    def send(self, index: int, version: int, data: Any, base: int | None) -> None:
+        self._engine.load_bucket(index, cast(ByteArray, sealed(version, data, base=base)))
+
+    def copied_bytes(self) -> int:
         images = WatchedReceiver.begun[0].images
         assert images is not None
         return images.size_bytes
@@ -99,33 +117,21 @@ class FetchingReceiver:
         return UpdateAssembly(manifest, version, expected, streams=True, images=self._images)
 
 
-class FetchedUpdates:
-    """The same of buckets that each process of an engine fetches, as between devices; the first two are whole."""
+class FetchedUpdates(Updates):
+    """Of buckets that each process of an engine fetches, as between devices; the first two are whole."""
 
     def __init__(self, engine: Engine) -> None:
+        super().__init__(engine, DeviceDeltaEncoder(0.4, torch.device("cpu")))
         self._owner = f"engine {id(engine)}"
         engine.prepare_receiver(f"{__name__}:{FetchingReceiver.__name__}", {"owner": self._owner})
-        self._engine = engine
-        self._encoder = DeviceDeltaEncoder(0.4, torch.device("cpu"))
 
-    def push(self, tensors: Mapping[str, torch.Tensor], version: int) -> list[bool]:
-        """Which buckets were sparse."""
-        manifest, sparse = manifest_of(dict(tensors), BUCKET_BYTES), []
-        self._engine.begin_update(manifest, version)
-        for bucket in manifest.buckets:
-            room = self._encoder.room(bucket)
-            pack(bucket, tensors, room)
-            data, base = self._encoder.encode(version, bucket, room)
-            sent = Lent(data=data.clone())
-            parcel = Parcel(version=version, checksum=fingerprint(data), payload=sent, base=base)
-            self._engine.load_bucket(bucket.index, cast(ByteArray, parcel))
-            sent.data.fill_(0xFF)
-            sparse.append(base is not None)
-        assert self._engine.finish_update(TIMEOUT_S) == version
-        return sparse
+    def send(self, index: int, version: int, data: Any, base: int | None) -> None:
+        sent = Lent(data=data.clone())
+        parcel = Parcel(version=version, checksum=fingerprint(data), payload=sent, base=base)
+        self._engine.load_bucket(index, cast(ByteArray, parcel))
+        sent.data.fill_(0xFF)
 
     def copied_bytes(self) -> int:
-        """What the engine's processes keep beside its parameters; of an engine in this process."""
         return COPIES.size_bytes(self._owner)
 
 

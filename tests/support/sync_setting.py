@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +18,11 @@ from rljob_runtime.weightsync.packing import plan_buckets
 from rljob_runtime.weightsync.parcel import Parcel
 from rljob_runtime.weightsync.probe import ProbeLimits
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
-from rljob_runtime.weightsync.transport import ByteArray, TransportSettings, make_end
+from rljob_runtime.weightsync.transport import ByteArray, TransportSettings
 from rljob_runtime.weightsync.transports.collective import Broadcast
 from rljob_runtime.weightsync.transports.ipc import Export
 from tests.support.pace import HANG_S
+from tests.support.sending_ranks import SendingRank
 
 MANIFEST = plan_buckets([(f"model.layers.{i}.weight", "float32", (50,)) for i in range(5)], 256)
 SHORT_S = 0.5
@@ -48,17 +49,15 @@ class Faults:
                 raise EngineDiedError("signal 9")
 
 
-class Trainer:
+class Trainer(SendingRank):
     """All its numbers are ``value``; with ``corrupts`` that many parcels have bytes that are not those of their checksum."""
 
-    rank, world_size = 0, 1
-
     def __init__(self, value: int = 0) -> None:
+        super().__init__()
         self.value = value
         self.corrupts = 0
         self.fails = 0
         self.faults = Faults()
-        self._sender: Any = None
 
     def compute_logprobs(self, tokens: np.ndarray, lengths: np.ndarray, temperature: float) -> np.ndarray:
         self.faults.call("compute_logprobs")
@@ -66,12 +65,7 @@ class Trainer:
 
     def prepare_sender(self, sender: str, manifest: Any, settings: Any) -> None:
         self.faults.call("prepare_sender")
-        self.close_sender()
-        self._sender = make_end(sender, self, manifest, **settings)
-
-    def close_sender(self) -> None:
-        if self._sender is not None:
-            self._sender.close()
+        super().prepare_sender(sender, manifest, settings)
 
     def send_weights(self, version: int, part: int) -> Any:
         if version > 0:
@@ -79,18 +73,15 @@ class Trainer:
         if version > 0 and part == 3 and self.fails:
             self.fails -= 1
             raise WeightSyncError("bucket 3 does not fit the trainer's model")
-        sent = self._sender.send(version, part)
+        sent = super().send_weights(version, part)
         if version <= 0 or part != 2 or not self.corrupts:
             return sent
         self.corrupts -= 1
         return corrupted(sent) if isinstance(sent, Parcel) else {reader: corrupted(parcel) for reader, parcel in sent.items()}
 
-    def pack_buckets(self, buckets: Mapping[int, Bucket], out: ByteArray | None = None, on_packed: Any = None) -> ByteArray:
-        bucket = buckets[self.rank]
-        out = np.zeros(bucket.size_bytes, dtype=np.uint8) if out is None else out
+    def fill(self, bucket: Bucket, out: ByteArray) -> None:
         for slot in bucket.slots:
             out[slot.offset_bytes : slot.offset_bytes + slot.size_bytes] = self.value
-        return out
 
 
 def corrupted(parcel: Parcel) -> Parcel:

@@ -100,7 +100,7 @@ class Held:
     whole: ByteArray | SharedBytes | Remote | None
     """All of it; None: the engine's parameters alone have it."""
     changes: ByteArray | SharedBytes | Remote | None = None
-    """What came, see ``delta.DeltaEncoder.encode``; None: the whole bucket."""
+    """What came, see ``changes``; None: the whole bucket."""
     base: int | None = None
     """Version that ``changes`` change."""
 

@@ -87,7 +87,7 @@ class Store:
         try:
             return answer.result(limit_s)
         except TimeoutError as error:
-            if answer.done():  # torch's own
+            if answer.done() and answer.exception() is error:  # torch's own
                 raise
             raise SyncBrokenError(f"{self._name} did not answer within {limit_s:g} s") from error
 

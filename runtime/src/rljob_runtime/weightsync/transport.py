@@ -9,11 +9,11 @@
 The publisher calls ``transfer`` and knows nothing else of the transport; which version is served, the probe and engines that are lost are
 its business. The engine knows the manifest and checks it against its model; how bytes come is the transport's.
 
-Four ways fit. *Early*: parts come while the engine generates (``take``), ``receive`` hands them out: the object store. *One after the
-other*: each part goes into the model as it comes (``streams``), so that memory for two is enough: shared memory. *While it stands
-still*: ``receive`` itself is the transfer, so the driver starts ``send`` on every rank and ``finish_update`` on every engine at the same
-time: collectives such as NCCL. *Handles*: ``send`` returns a handle on every rank, ``take`` keeps those of the engine's own devices, and
-``receive`` opens them: CUDA IPC between co-located ranks.
+Three ways fit. *Early*: parts come while the engine generates (``take``), ``receive`` hands them out: the object store, TCP, and shared
+memory where engines generate. *One after the other*: each part goes into the model as it comes (``streams``), so that memory for two is
+enough: shared memory where they do not. *Fetched*: ``take`` gets what says where the bytes are (``parcel.Remote``), ``receive`` hands that
+out, and each process of the engine fetches them between two steps, one part after the other as well: NCCL by a broadcast, IPC by opening
+memory of a device that trainer and engine share.
 """
 
 from __future__ import annotations

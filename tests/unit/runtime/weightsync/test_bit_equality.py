@@ -34,6 +34,7 @@ from rljob_runtime.weightsync.transports.ipc import IpcTransport
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
 from rljob_runtime.weightsync.transports.shared_memory import SharedMemoryTransport
 from tests.support.pace import HANG_S
+from tests.support.sending_ranks import SendingRank
 
 Make = Callable[[TransportSettings], Any]
 THROUGH_HOST_MEMORY: tuple[Make, ...] = (ObjectStoreTransport, SharedMemoryTransport, TcpTransport)
@@ -86,37 +87,20 @@ def bits(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().view(INTEGERS[tensor.dtype]).numpy().tobytes()
 
 
-class Rank:
+class Rank(SendingRank):
     """Has rows of every tensor, as unequally many as FSDP2 cuts them."""
 
     def __init__(self, rank: int, world_size: int, weights: Weights) -> None:
-        self.rank, self.world_size = rank, world_size
+        super().__init__(rank, world_size)
         self._weights = weights
-        self._sender: Any = None
 
-    def prepare_sender(self, sender: str, manifest: Any, settings: Any) -> None:
-        self.close_sender()
-        self._sender = make_end(sender, self, manifest, **settings)
-
-    def close_sender(self) -> None:
-        if self._sender is not None:
-            self._sender.close()
-
-    def send_weights(self, version: int, part: int) -> Any:
-        return self._sender.send(version, part)
-
-    def pack_buckets(self, buckets: Mapping[int, Bucket], out: ByteArray | None = None, on_packed: Any = None) -> ByteArray | None:
-        bucket = buckets.get(self.rank)
-        if bucket is None:
-            return None
-        out = np.zeros(bucket.size_bytes, dtype=np.uint8) if out is None else out
+    def fill(self, bucket: Bucket, out: ByteArray) -> None:
         gathered = {}
         for slot in bucket.slots:
             whole = self._weights.tensors[slot.name]
             rows = -(-whole.shape[0] // self.world_size)
             gathered[slot.name] = torch.cat([whole[rank * rows : (rank + 1) * rows] for rank in range(self.world_size)])
         pack(bucket, gathered, out)
-        return out
 
 
 class Processes(FakeEngine):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -50,6 +52,23 @@ def test_a_question_without_an_answer_ends_and_names_the_store(let_go: threading
     store.close()
     with pytest.raises(SyncBrokenError, match=rf"^{NAME} was left$"):
         store.check(["a"])
+
+
+class JustTooLate(Future[Any]):
+    """Is answered between the end of the wait and the look whether it was."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        super().result(HANG_S)
+        raise TimeoutError
+
+
+def test_an_answer_that_comes_just_too_late_is_none(monkeypatch: pytest.MonkeyPatch, let_go: threading.Event) -> None:
+    store = Store(lambda: Answers(let_go), NAME, HANG_S)
+    with monkeypatch.context() as patch:
+        patch.setattr("rljob_runtime.weightsync.store.Future", JustTooLate)
+        with pytest.raises(SyncBrokenError, match=rf"^{NAME} did not answer within"):
+            store.set("a", "b")
+    store.close()
 
 
 def test_a_connection_that_nobody_accepts_ends(let_go: threading.Event) -> None:

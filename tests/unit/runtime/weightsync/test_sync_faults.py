@@ -9,6 +9,7 @@ import pytest
 
 from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, WeightSyncError, WorkerLostError
 from rljob_runtime.weightsync.group import MEMBERSHIPS
+from rljob_runtime.weightsync.parcel import Digest
 from rljob_runtime.weightsync.transport import SyncLink, TransportSettings
 from rljob_runtime.weightsync.transports.collective import HOST, NcclTransport, TcpTransport
 from rljob_runtime.weightsync.transports.ipc import IpcTransport
@@ -17,16 +18,20 @@ from rljob_runtime.weightsync.transports.shared_memory import SharedMemoryTransp
 from tests.support.pace import HANG_S
 from tests.support.sync_setting import MANIFEST, SHORT_S, Faulty, Setting
 
-TRANSPORTS: list[Callable[[TransportSettings], Any]] = [ObjectStoreTransport, SharedMemoryTransport, TcpTransport]
-BETWEEN_DEVICES: list[Callable[[TransportSettings], Any]] = [NcclTransport, IpcTransport]
-"""Which move whole buckets alone."""
+TRANSPORTS: list[Callable[[TransportSettings], Any]] = [
+    ObjectStoreTransport,
+    SharedMemoryTransport,
+    TcpTransport,
+    NcclTransport,
+    IpcTransport,
+]
 CALLS = ["prepare_receiver", "begin_update", "load_bucket", "finish_update", "score"]
 """Of an engine, by phase: prepare, receive (before, while and after buckets come), probe."""
 SENDER_CALLS = ["prepare_sender", "send_weights", "compute_logprobs"]
 """Of a trainer rank: prepare, send, probe."""
 
 
-WAYS = [(make, dense) for make in TRANSPORTS for dense in (None, 1.0)] + [(make, None) for make in BETWEEN_DEVICES]
+WAYS = [(make, dense) for make in TRANSPORTS for dense in (None, 1.0)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -107,6 +112,21 @@ async def test_a_corrupted_bucket_is_sent_again(setting: Setting) -> None:
     assert setting.warnings[0].startswith("weights v2 are sent again: bucket 2 of ")
     assert (await setting.publish(3))["sync/resent"] == 0
     assert [setting.serves(i) for i in (0, 1)] == [(3, {3})] * 2
+
+
+async def test_each_end_computes_the_checksum_of_a_bucket_once(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    await setting.publish(1)
+    counted: list[int] = []
+    finished = Digest.finished
+
+    def counting(digest: Digest) -> int:
+        counted.append(finished(digest))
+        return counted[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Digest, "finished", counting)
+        await setting.publish(2)
+    assert len(counted) == len(MANIFEST.buckets) * (1 + len(setting.engines))
 
 
 async def test_a_bucket_that_stays_corrupted_is_an_error_and_the_next_sync_is_whole(setting: Setting) -> None:

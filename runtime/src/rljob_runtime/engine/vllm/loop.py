@@ -174,7 +174,7 @@ class VllmLoop:
             "updates": float(self.weights.finished),
             "update_s": self.weights.last_s,
             "update_bytes": float(self.weights.last_bytes),
-            "reloaded_fraction": self.weights.reloaded_fraction,
+            "reloaded_fraction": self.weights.patched.reloaded_fraction,
         }
 
     def add(self, requests: Sequence[GenerationRequest]) -> None:

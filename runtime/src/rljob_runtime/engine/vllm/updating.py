@@ -61,11 +61,6 @@ class WeightUpdates:
         self.last_s = 0.0
         """Of the last one, from its first bucket to its end: the engine stood still."""
 
-    @property
-    def reloaded_fraction(self) -> float:
-        """See :class:`~rljob_runtime.engine.vllm.patched_updates.PatchedUpdates`."""
-        return self.patched.reloaded_fraction
-
     def is_open(self, incoming: IncomingUpdate | None = None) -> bool:
         """Whether an update, or this one, has begun to change the model."""
         return self._open is not None and (incoming is None or self._open is incoming)

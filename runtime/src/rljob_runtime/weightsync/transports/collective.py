@@ -28,9 +28,9 @@ import torch
 
 from rljob_runtime.cluster.protocol import Pending
 from rljob_runtime.errors import WeightSyncError
-from rljob_runtime.records import Bucket, WeightManifest
+from rljob_runtime.records import WeightManifest
 from rljob_runtime.weightsync.assembly import Part, UpdateAssembly
-from rljob_runtime.weightsync.delta import DeltaEncoder, Images
+from rljob_runtime.weightsync.delta import BaseDeltaEncoder, DeltaEncoder, Images
 from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
 from rljob_runtime.weightsync.group import MEMBERSHIPS, Meeting, Outbox, device_here
 from rljob_runtime.weightsync.meetings import Meetings
@@ -189,10 +189,15 @@ class Broadcast(Remote):
 
     def fetch(self, process: int, device: torch.device) -> torch.Tensor:
         """Take part in the broadcast; see ``Remote.fetch``."""
+        data = self.receive(process, device)
+        compare(fingerprint(data), self.sent_checksum, self.what)
+        return data
+
+    def receive(self, process: int, device: torch.device) -> torch.Tensor:
+        """What came, as :meth:`fetch` but not compared with what was sent."""
         member = MEMBERSHIPS.join(self.meeting, self.first_rank + process, device)
         data = torch.empty(self.size_bytes, dtype=torch.uint8, device=device)
         member.broadcast(data, self.sequence)
-        compare(fingerprint(data), self.sent_checksum, self.what)
         return data
 
 
@@ -212,9 +217,9 @@ class BroadcastSender:
         self._device = device_here() if on_device else HOST
         meeting = meetings.get(source.rank)
         self._outbox = None if meeting is None else Outbox(meeting, self._device)
-        self._delta: _HostDelta | DeviceDeltaEncoder | None = None
+        self._delta: BaseDeltaEncoder[Any] | None = None
         if dense_above is not None:
-            self._delta = DeviceDeltaEncoder(dense_above, self._device) if on_device else _HostDelta(dense_above)
+            self._delta = DeviceDeltaEncoder(dense_above, self._device) if on_device else DeltaEncoder(dense_above)
 
     def send(self, version: int, part: int) -> Parcel | None:
         """Put its bucket on its way, on a sender that has one; None elsewhere."""
@@ -226,15 +231,14 @@ class BroadcastSender:
         fault = self._outbox.room()
         delta = None if version == TEST_VERSION else self._delta
         if delta is None:
-            data = torch.zeros(bucket.size_bytes, dtype=torch.uint8, device=self._device)  # zeros: gaps count in checksums
+            packed = torch.zeros(bucket.size_bytes, dtype=torch.uint8, device=self._device)  # zeros: gaps count in checksums
         else:
-            data = delta.room(bucket)
-        self._source.pack_buckets(owned, data if data.is_cuda else data.numpy())
+            packed = delta.room(bucket)
+        self._source.pack_buckets(owned, packed.numpy() if isinstance(packed, torch.Tensor) and not packed.is_cuda else packed)
         if fault is not None:  # only now: other ranks were in the same gather
             raise fault
-        base = None
-        if delta is not None:
-            data, base = delta.encode(version, bucket, data)
+        encoded, base = (packed, None) if delta is None else delta.encode(version, bucket, packed)
+        data = encoded if isinstance(encoded, torch.Tensor) else as_byte_tensor(encoded)
         proof = fingerprint(data)
         sent = Broadcast(
             meeting=self._outbox.meeting,
@@ -249,20 +253,6 @@ class BroadcastSender:
         """End the meeting."""
         if self._outbox is not None:
             self._outbox.close()
-
-
-class _HostDelta:
-    """The encoder of host memory, of tensors there."""
-
-    def __init__(self, dense_above: float) -> None:
-        self._encoder = DeltaEncoder(dense_above)
-
-    def room(self, bucket: Bucket) -> torch.Tensor:
-        return as_byte_tensor(self._encoder.room(bucket))
-
-    def encode(self, version: int, bucket: Bucket, packed: torch.Tensor) -> tuple[torch.Tensor, int | None]:
-        data, base = self._encoder.encode(version, bucket, packed.numpy())
-        return as_byte_tensor(data), base
 
 
 class BroadcastReceiver:
@@ -286,7 +276,7 @@ class BroadcastReceiver:
         seated = [self._seated(test) for test in tests]
         self.tests: Sequence[Remote] = [test.payload for test in seated if isinstance(test.payload, Remote)] if streams else ()
         for test in seated if not streams else ():
-            received(test)
+            received(test).check("the first bucket of a sender")
 
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
         """Open an update."""
@@ -316,12 +306,12 @@ class _Update(UpdateAssembly):
 
 
 def received(parcel: Parcel) -> Parcel:
-    """The parcel with its bytes in this process's memory.
+    """The parcel with its bytes in this process's memory; ``Parcel.check`` compares them with what was sent.
 
     Raises:
-        CorruptedWeightsError, WeightSyncError, DeadlineError: as of ``Remote.fetch``.
+        WeightSyncError, DeadlineError: as of ``Remote.fetch``.
     """
-    assert isinstance(parcel.payload, Remote)
-    data = parcel.payload.fetch(0, HOST).numpy()
+    assert isinstance(parcel.payload, Broadcast)
+    data = parcel.payload.receive(0, HOST).numpy()
     data.flags.writeable = False  # nobody else has it, so that an update need not copy it
     return dataclasses.replace(parcel, payload=data)

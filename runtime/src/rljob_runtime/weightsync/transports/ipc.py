@@ -13,12 +13,12 @@ each export is opened once.
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -121,11 +121,6 @@ class IpcTransport(TestedTransport):
         await link.trainers_done(link.on_trainers("send_weights", version, RELEASE_PART))
         return await link.together_done(finishing)
 
-    async def _release(self, reason: str) -> None:
-        """Nothing is waited for: who opens an export that is gone gets an error."""
-        del reason
-        await asyncio.sleep(0)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export(Remote):
@@ -205,13 +200,10 @@ class HandleSender:
     def _packed(self, version: int, bucket: Bucket, owned: Mapping[int, Bucket]) -> tuple[torch.Tensor, int | None]:
         """What the readers get of a bucket, where they can open it, and the version that it changes."""
         delta = None if version == TEST_VERSION else self._delta
-        room = shared_buffer(bucket.size_bytes, self._device) if delta is None else delta.room(bucket)
+        place = partial(shared_buffer, device=self._device)
+        room = place(bucket.size_bytes) if delta is None else delta.room(bucket)
         self._source.pack_buckets(owned, room if room.is_cuda else room.numpy())
-        if delta is None:
-            return room, None
-        encoded, base = delta.encode(version, bucket, room)
-        data = shared_buffer(encoded.numel(), self._device)
-        return data.copy_(encoded), base
+        return (room, None) if delta is None else delta.encode(version, bucket, room, place)
 
     def close(self) -> None:
         """Give the buffers back."""

@@ -3,9 +3,11 @@
 A sender packs into a segment of its own, and every engine process and each rank of its tensor parallelism reads it there: one copy per
 node, of which nothing but the name travels. Where engines have nothing to do during a sync, two segments of each sender take turns: a
 bucket is loaded into the models while the next one is packed, and compared with what was sent while it is loaded. Where they generate
-meanwhile, each bucket has a segment of its own and is compared as it comes, so that they stop only to load.
+meanwhile, each bucket has a segment of its own and is compared as it comes, so that they stop only to load. Where buckets may bring only
+what changed, they are compared as they come as well, before the engine applies that to what it has.
 
-On CUDA segments are page-locked in every process that copies from or to its device (``weightsync.staging``).
+On CUDA segments are page-locked in every process that copies from or to its device (``weightsync.staging``); a sender that looks for
+changes does that in host memory, and does not.
 
 What every sender packs first is a test: engines that read other bytes than it wrote (other nodes than planned, no shared memory, not enough
 of it) get their weights through the object store, and the transport says so.
@@ -19,7 +21,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rljob_runtime.cluster.protocol import Pending
-from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.delta import DeltaEncoder, Images
@@ -27,8 +28,8 @@ from rljob_runtime.weightsync.packing import clear_gaps
 from rljob_runtime.weightsync.parcel import Digest, Parcel, Remote, sealed
 from rljob_runtime.weightsync.shared_memory import Segments, prefix_of
 from rljob_runtime.weightsync.shares import shared_out
-from rljob_runtime.weightsync.transport import Shapes, SyncLink, Transport, TransportSettings, WeightSource
-from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
+from rljob_runtime.weightsync.transport import Shapes, SyncLink, TransportSettings, WeightSource
+from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport
 
 if TYPE_CHECKING:
     from rljob_runtime.weightsync.staging import Staging
@@ -36,34 +37,23 @@ if TYPE_CHECKING:
 
 TURNS = 2
 """Segments of a sender that take turns: one is packed while the other is loaded."""
-TEST_VERSION = -1
-TEST_PART = 0
 
 
-class SharedMemoryTransport:
+class SharedMemoryTransport(TestedTransport):
     """The driver's part; see :class:`~rljob_runtime.weightsync.transport.Transport`."""
+
+    title = "shared memory"
+    together = False
 
     def __init__(self, settings: TransportSettings) -> None:
         """Segments carry the name of the run."""
-        self.warning: str | None = None
-        self._settings = settings
+        super().__init__(settings)
         self._prefix = prefix_of(settings.run)
         self._segments = TURNS
-        self._instead: Transport | None = None
-
-    async def prepare(self, link: SyncLink) -> None:
-        """Make segments and ends, and let the first bucket through; where that fails, prepare the object store."""
-        self.warning, self._instead = None, None
-        number = len(shared_out(link.manifest, self._settings.senders))
-        self._segments = number if self._settings.while_generating else min(TURNS, number)
-        try:
-            await self._prepare(link)
-        except WeightSyncError as error:
-            self.warning = f"weights go through the object store, because shared memory failed its test: {error}"
-            self._instead = ObjectStoreTransport(self._settings)
-            await self._instead.prepare(link)
 
     async def _prepare(self, link: SyncLink) -> None:
+        parts = len(shared_out(link.manifest, self._settings.senders))
+        self._segments = parts if self._settings.while_generating else min(TURNS, parts)
         settings: Mapping[str, Any] = {
             "prefix": self._prefix,
             "senders": self._settings.senders,
@@ -73,7 +63,6 @@ class SharedMemoryTransport:
         made = link.on_trainers("prepare_sender", f"{__name__}:{SharedSender.__name__}", link.manifest, settings)
         await link.trainers_done(made)
         packed = await link.trainers_done(link.on_trainers("send_weights", TEST_VERSION, TEST_PART))
-        parts = len(shared_out(link.manifest, self._settings.senders))
         receiver = {
             "streams": self._segments < parts,
             "proves_late": not self._settings.while_generating,
@@ -82,10 +71,8 @@ class SharedMemoryTransport:
         }
         await link.engines_done(link.on_engines("prepare_receiver", f"{__name__}:{SharedReceiver.__name__}", receiver))
 
-    async def transfer(self, version: int, link: SyncLink) -> dict[int, int]:
+    async def _transfer(self, version: int, link: SyncLink) -> dict[int, int]:
         """Pack one bucket after the other; one whose place is needed has to be in all engines first."""
-        if self._instead is not None:
-            return await self._instead.transfer(version, link)
         if len(link.manifest.buckets) == 1:
             return await link.send_whole(version, self._settings.senders[0])
         begun = link.on_engines("begin_update", link.manifest, version)
@@ -156,9 +143,6 @@ class SharedSender:
         packed = self._delta.room(bucket)
         self._source.pack_buckets(owned, packed)
         data, base = self._delta.encode(version, bucket, packed, partial(self._segments.array, index))
-        if base is None:
-            data, whole = self._segments.array(index, bucket.size_bytes), data
-            data[:] = whole
         return sealed(version, data, self._segments.shared(index, data.size), base=base)
 
     def _pack(self, owned: Mapping[int, Bucket], bucket: Bucket, data: ByteArray) -> int:

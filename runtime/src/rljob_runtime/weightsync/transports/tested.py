@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from typing import TypeVar
@@ -27,6 +28,8 @@ class TestedTransport(ABC):
     __test__ = False  # no test, whatever pytest reads in its name
     title: str
     """What warnings call it."""
+    together = True
+    """Whether engines receive together, so that both ends are made again for those that are left once one is lost."""
 
     def __init__(self, settings: TransportSettings) -> None:
         """Keep them."""
@@ -55,7 +58,7 @@ class TestedTransport(ABC):
 
     async def transfer(self, version: int, link: SyncLink) -> dict[int, int]:
         """Move all weights; again, among those that are left, where an engine was lost under way."""
-        if self._instead is None and self._engines != tuple(link.engines):  # one was lost since
+        if self._instead is None and self.together and self._engines != tuple(link.engines):  # one was lost since
             await self.prepare(link)
         while self._instead is None:
             try:
@@ -100,6 +103,7 @@ class TestedTransport(ABC):
             PartnerLostError: an engine was lost meanwhile.
         """
 
-    @abstractmethod
     async def _release(self, reason: str) -> None:
-        """Have both ends give up what they wait for."""
+        """Have both ends give up what they wait for; nothing here."""
+        del reason
+        await asyncio.sleep(0)
