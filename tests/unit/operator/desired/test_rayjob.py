@@ -293,7 +293,7 @@ def test_ray_is_asked_at_once_whether_it_is_ready_unless_a_pod_template_asks_oth
     assert head["httpGet"] == {"path": "/api/healthz", "port": 52365}
     assert head["periodSeconds"] <= head["timeoutSeconds"], "the next question follows each timeout at once"
     assert head["timeoutSeconds"] * head["failureThreshold"] == 50, "as long as KubeRay's own asks a pod that does not answer"
-    assert not any("livenessProbe" in container(group) for group in groups(ray_job(document))), "KubeRay adds its own only where there is none"
+    assert not any("livenessProbe" in container(group) for group in groups(ray_job(document))), "KubeRay's own is used"
     assert worker == asks
 
 
