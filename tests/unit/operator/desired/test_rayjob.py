@@ -284,6 +284,11 @@ def test_pod_templates_apply_from_the_general_to_the_particular() -> None:
     assert head["containers"][0]["name"] == worker["containers"][0]["name"] == "ray"
 
 
+def test_kuberay_reaches_the_dashboard_where_pods_have_ipv6_addresses() -> None:
+    (head, _) = groups(one(objects(manifest(), settings=dataclasses.replace(SETTINGS, listen_address="::")), "RayJob"))
+    assert head["rayStartParams"]["dashboard-host"] == "::"
+
+
 def test_ray_is_asked_at_once_whether_it_is_ready_unless_a_pod_template_asks_otherwise() -> None:
     document = manifest()
     asks = {"exec": {"command": ["true"]}, "periodSeconds": 9}
