@@ -7,6 +7,7 @@ field 3 of the answer what :mod:`.launcher` is given.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -27,7 +28,8 @@ def main() -> None:
         idle_agent.write_port(given, idle_agent.RUNTIME_ENV_PORT, listening.getsockname()[1])
         while idle_agent.wait(int(os.environ["RAY_RAYLET_PID"]), listening):
             connection, _ = listening.accept()
-            with connection:
+            # A raylet that gives a request up repeats it, and would end with its agent.
+            with connection, contextlib.suppress(ConnectionError, TimeoutError):
                 connection.settimeout(ANSWERS_IN_S)
                 _answer(connection)
 
@@ -43,7 +45,9 @@ def _module(path: str) -> Any:
 
 def _answer(connection: socket.socket) -> None:
     with connection.makefile("rb") as request:
-        path = request.readline().split()[1]
+        if not (first := request.readline()):
+            return  # nothing was asked
+        path = first.split()[1]
         length = 0
         while header := request.readline().strip():
             name, _, value = header.partition(b":")
