@@ -300,6 +300,9 @@ def test_ray_is_asked_at_once_whether_it_is_ready_unless_a_pod_template_asks_oth
     assert head["timeoutSeconds"] * head["failureThreshold"] == 50, "as long as KubeRay's own asks a pod that does not answer"
     assert not any("livenessProbe" in container(group) for group in groups(ray_job(document))), "KubeRay's own is used"
     assert worker == asks
+    document["spec"]["nodeGroups"][0]["podTemplate"]["spec"]["containers"][0]["readinessProbe"] = {"timeoutSeconds": 9}
+    head, worker = (container(group)["readinessProbe"] for group in groups(ray_job(document)))
+    assert worker == head | {"timeoutSeconds": 9}
 
 
 def test_the_longest_names_fit() -> None:
