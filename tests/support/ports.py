@@ -41,12 +41,11 @@ def _is_free(port: int) -> bool:
 
 
 def _has_ipv6() -> bool:
+    """By the kernel's list of addresses: a machine that has ``::1`` runs the tests, and binding that fails there is a failure."""
     try:
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
+        return f"{1:032x} " in Path("/proc/net/if_inet6").read_text()
+    except FileNotFoundError:  # the kernel has no IPv6
         return False
-    return True
 
 
-needs_ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6 at all")
+needs_ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="this machine has no address ::1")

@@ -31,7 +31,7 @@ import random
 import signal
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -282,17 +282,17 @@ class Operator:
             standalone=True,
             clusterwide=not self.settings.namespace_list,
             namespaces=self.settings.namespace_list,
-            liveness_endpoint=liveness_endpoint(self.settings.health_port, os.environ),
+            liveness_endpoint=liveness_endpoint(self.settings),
             stop_flag=self._watches_stop,
         )
         self.handle_signals()  # kopf has just replaced the handlers; it would stop before the queue is drained
         await kopf.run_tasks(tasks, ignored=others)
 
 
-def liveness_endpoint(port: int, environment: Mapping[str, str]) -> str:
-    """Where kopf answers probes: all IPv4 addresses, and in a cluster whose API server has an IPv6 address all of both kinds."""
-    host = "[::]" if ":" in environment.get("KUBERNETES_SERVICE_HOST", "") else "0.0.0.0"
-    return f"http://{host}:{port}/healthz"
+def liveness_endpoint(settings: Settings) -> str:
+    """Where kopf answers probes."""
+    host = settings.listen_address
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.health_port}/healthz"
 
 
 def kopf_registry(operator: Operator) -> kopf.OperatorRegistry:
@@ -434,7 +434,7 @@ async def run(settings: Settings) -> None:
     client = await KubernetesClient.connect(
         max_in_flight=settings.requests, observe=metrics.observe_request, may_write=leadership.holds, on_date=clock.synchronize
     )
-    server, _ = start_http_server(settings.metrics_port, registry=metrics.registry)
+    server, _ = start_http_server(settings.metrics_port, settings.listen_address, registry=metrics.registry)
     try:
         await Operator(settings, client, metrics, Cache(), leadership, clock.now).run()
     finally:

@@ -45,6 +45,9 @@ class Settings:
     """Port of /healthz."""
     metrics_port: int = 8081
     """Port of /metrics."""
+    listen_address: str = "0.0.0.0"
+    """Where /healthz, /metrics and the dashboards of jobs listen: "0.0.0.0" (IPv4), or "::" (IPv6), the default where the API server's
+    address is of IPv6."""
     log_level: str = "INFO"
     """Minimum log level: DEBUG, INFO, WARNING or ERROR."""
     log_format: str = "json"
@@ -91,6 +94,8 @@ class Settings:
                 values[field.name] = _PARSERS[str(field.type)](text)
             except ValueError:
                 problems.append(f"{name}={text!r} is not of type {field.type}")
+        if ":" in environment.get("KUBERNETES_SERVICE_HOST", ""):
+            values.setdefault("listen_address", "::")
         problems += _out_of_range(values) + _bad_egress(str(values.get("egress", "")))
         problems += _bad_peers(str(values.get("metrics_from", "")))
         if problems:
@@ -101,7 +106,11 @@ class Settings:
 def _out_of_range(values: Mapping[str, object]) -> list[str]:
     """Values of the right type that are out of range."""
     problems = []
-    for name, choices in (("log_level", ("DEBUG", "INFO", "WARNING", "ERROR")), ("log_format", ("json", "text"))):
+    for name, choices in (
+        ("listen_address", ("0.0.0.0", "::")),
+        ("log_level", ("DEBUG", "INFO", "WARNING", "ERROR")),
+        ("log_format", ("json", "text")),
+    ):
         if values.get(name, choices[0]) not in choices:
             problems.append(f"RLJOB_OPERATOR_{name.upper()}={values[name]!r} is not one of {', '.join(choices)}")
     for name in ("lease", "webhook"):

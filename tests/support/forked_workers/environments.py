@@ -1,4 +1,4 @@
-"""In place of Ray's agent of runtime environments, which takes a second to import Ray: knows those of variables alone, as forks have.
+"""In place of Ray's agent of runtime environments, which imports Ray for a second: makes those of variables alone, all that forks need.
 
 ``python -I -S environments.py IDLE_AGENT AGENT [ARGUMENTS]``; see ``rljob_runtime.cluster.idle_agent``, whose path the first argument is.
 Requests and answers are HTTP with messages of ``runtime_env_agent.proto``, of which field 1 of a request is the environment as JSON, and
@@ -7,6 +7,7 @@ field 3 of the answer what :mod:`.launcher` is given.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -27,7 +28,8 @@ def main() -> None:
         idle_agent.write_port(given, idle_agent.RUNTIME_ENV_PORT, listening.getsockname()[1])
         while idle_agent.wait(int(os.environ["RAY_RAYLET_PID"]), listening):
             connection, _ = listening.accept()
-            with connection:
+            # A raylet that gives a request up repeats it, and would end with its agent.
+            with connection, contextlib.suppress(ConnectionError, TimeoutError):
                 connection.settimeout(ANSWERS_IN_S)
                 _answer(connection)
 
@@ -43,7 +45,9 @@ def _module(path: str) -> Any:
 
 def _answer(connection: socket.socket) -> None:
     with connection.makefile("rb") as request:
-        path = request.readline().split()[1]
+        if not (first := request.readline()):
+            return  # nothing was asked
+        path = first.split()[1]
         length = 0
         while header := request.readline().strip():
             name, _, value = header.partition(b":")
@@ -63,8 +67,8 @@ def _created(request: bytes) -> bytes:
 
 
 def _first_field(message: bytes) -> bytes:
-    """Of a message, the text that it begins with."""
-    assert message[0] == 0x0A, "field 1, of a length"
+    """Field 1 of a message that begins with it, length-delimited."""
+    assert message[0] == 0x0A, "field 1, length-delimited"
     size, place, shift = 0, 1, 0
     while True:
         byte = message[place]
@@ -74,7 +78,7 @@ def _first_field(message: bytes) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """A field of a length, as protobuf writes it."""
+    """A length-delimited field as protobuf encodes it, with a varint for the length."""
     size, rest = bytearray(), len(content)
     while rest > 0x7F:
         size.append(rest & 0x7F | 0x80)

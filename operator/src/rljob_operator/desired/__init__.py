@@ -25,7 +25,7 @@ def attempt_objects(job: JobView, checked: CheckedJob, attempt: int, settings: S
         job: owner of all objects.
         checked: its validated spec and the plan.
         attempt: attempt number, from 1.
-        settings: default image and Ray version, and whether to create a NetworkPolicy.
+        settings: default image and Ray version, whether to create a NetworkPolicy, and the address of dashboards.
 
     Raises:
         ValueError: there is no valid name for the attempt; see :func:`rljob_api.naming.rayjob_name`.
@@ -37,5 +37,5 @@ def attempt_objects(job: JobView, checked: CheckedJob, attempt: int, settings: S
         access.role_binding(job, resolved),
         *((network.network_policy(job, settings),) if settings.network_policy else ()),
         *disruption.disruption_budget(job, resolved),
-        rayjob.ray_job(job, resolved, attempt),
+        rayjob.ray_job(job, resolved, attempt, settings.listen_address),
     )

@@ -1,7 +1,8 @@
 """Merges a partial pod template over a generated one.
 
 Maps merge key by key, and null removes a key. Lists of named entries (:data:`rljob_api.rules.pod_template.LIST_KEYS`) merge entry by entry:
-existing entries keep their position, new ones are appended. Tolerations are appended. Probes and all other lists are replaced.
+existing entries keep their position, new ones are appended. Tolerations are appended. Probes with a handler
+of their own and all other lists are replaced.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any
 from rljob_api.rules.pod_template import LIST_KEYS
 
 APPENDED = frozenset({"tolerations"})
-REPLACED = frozenset({"livenessProbe", "readinessProbe", "startupProbe"})
-"""Maps that are replaced as a whole: a probe has one handler."""
+PROBES = frozenset({"livenessProbe", "readinessProbe", "startupProbe"})
+HANDLERS = frozenset({"exec", "grpc", "httpGet", "tcpSocket"})
+"""What a probe asks. It has one: a probe that names it replaces another as a whole, numbers alone are merged into it."""
 REPLACED_ENTRIES = frozenset({"env", "volumes", "volumeMounts"})
 """Lists whose entries are replaced as a whole: merging a volume or variable of one kind into one of another kind yields neither."""
 
@@ -32,7 +34,8 @@ def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]
 
 def _value(key: str, below: Any, above: Any) -> Any:
     if isinstance(above, Mapping):
-        return merge(below if isinstance(below, Mapping) and key not in REPLACED else {}, above)
+        is_other_probe = key in PROBES and not HANDLERS.isdisjoint(above)
+        return merge(below if isinstance(below, Mapping) and not is_other_probe else {}, above)
     if isinstance(above, list) and key in APPENDED:
         here = below if isinstance(below, list) else []
         return [*here, *(copy.deepcopy(item) for item in above if item not in here)]

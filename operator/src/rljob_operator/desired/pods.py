@@ -37,10 +37,11 @@ READINESS = {
     "initialDelaySeconds": 1,
     "periodSeconds": 2,
     "timeoutSeconds": 5,
-    "failureThreshold": 25,
+    "failureThreshold": 10,
 }
-"""The health check of Ray that KubeRay's own probe asks too, until 50 s have passed. KubeRay's starts 10 s after the container, asks every
-5 s, and KubeRay submits the driver once all pods are ready."""
+"""KubeRay's own readiness probe of a head, but asked from the start and every 2 s: KubeRay's starts 10 s after the container and asks
+every 5 s, and KubeRay submits the driver once all pods are ready. A pod that does not answer, because it is busy or cut off, is not ready
+after 50 s, as with KubeRay's: the kubelet waits out each timeout before it asks again. KubeRay adds its own liveness probe in any case."""
 _SPEC_VOLUME, _STORAGE_VOLUME, _CACHE_VOLUME, _SHARED_MEMORY_VOLUME = "rljob-spec", "storage", "model-cache", "shared-memory"
 _EMPTY_VOLUMES = {"tmp": naming.TEMPORARY_FOLDER, "home": naming.HOME_FOLDER}
 

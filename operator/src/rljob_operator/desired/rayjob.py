@@ -22,8 +22,8 @@ MULTI_KUEUE = "kueue.x-k8s.io/multikueue"
 ENTRYPOINT = ("python", "-m", "rljob_runtime.entry.kubernetes")
 
 
-def ray_job(job: JobView, resolved: RLJob, attempt: int) -> Manifest:
-    """Build the RayJob; it is created suspended only if a queue has to admit it."""
+def ray_job(job: JobView, resolved: RLJob, attempt: int, dashboard_host: str) -> Manifest:
+    """Build the RayJob; it is created suspended only if a queue has to admit it. KubeRay reaches the driver through the dashboard."""
     spec, queue = resolved.spec, resolved.spec.queue
     labels = spec.metadata.labels | attempt_labels(job, attempt)
     if queue is not None:
@@ -50,7 +50,7 @@ def ray_job(job: JobView, resolved: RLJob, attempt: int) -> Manifest:
                 "rayVersion": spec.ray_version,
                 "authOptions": {"mode": "token"},
                 "headGroupSpec": {
-                    "rayStartParams": {"num-cpus": "0", "num-gpus": "0", "dashboard-host": "0.0.0.0"},
+                    "rayStartParams": {"num-cpus": "0", "num-gpus": "0", "dashboard-host": dashboard_host},
                     "template": pods.head_template(job, resolved, attempt),
                 },
                 "workerGroupSpecs": [

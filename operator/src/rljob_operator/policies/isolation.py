@@ -4,8 +4,9 @@ A head pod that is cut off the network cannot report its end. KubeRay's liveness
 proves nothing: the probe of a busy head fails, too, and a step may take longer than any wait. So both must hold:
 
 - the head pod is not ready, for :data:`WAIT`;
-- no node runs. The pods of a job never run again once they have ended, and one that takes the place of another stays Pending until it
-  reaches the head. When the driver began all nodes were ready, so a job that trains has at least one that runs.
+- no node runs, by its phase, which stays as it was where a machine does not answer. The pods of a job never run again once they have
+  ended, and one that takes the place of another stays Pending until it reaches the head. When the driver began all nodes were ready, so a
+  job that trains has at least one that runs.
 
 A driver that lost its nodes and is reached ends by itself, and says why.
 """
@@ -20,6 +21,8 @@ from rljob_operator.model import Failure, PodView
 from rljob_operator.policies.failure import runs_driver
 from rljob_operator.policies.situation import Situation
 
+NOT_RUNNING = ("Pending", "Succeeded", "Failed")
+"""Phases of a pod whose processes have not started or have ended; in any other, Unknown among them, they may run."""
 WAIT = timedelta(seconds=60)
 """For what the driver says, if it is reached again; the kubelet reports a head as not ready 50 s after it was cut off."""
 
@@ -49,6 +52,6 @@ def _head(situation: Situation) -> PodView | None:
     if child is None or child.deleting or situation.is_held or not runs_driver(child):
         return None
     nodes = [pod for pod in situation.pods if not pod.is_head]
-    if len(nodes) < situation.options.num_nodes or any(pod.phase == "Running" for pod in nodes):
-        return None  # fewer: not all have been seen yet
+    if len(nodes) < max(situation.options.num_nodes, 1) or any(pod.phase not in NOT_RUNNING for pod in nodes):
+        return None  # fewer: not all have been seen yet, or nothing is known of them
     return next((pod for pod in situation.pods if pod.is_head and pod.phase == "Running" and not pod.ready and not pod.deleting), None)

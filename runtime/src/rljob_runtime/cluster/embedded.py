@@ -195,7 +195,8 @@ def _idle_agents() -> Iterator[None]:
     """Nodes that are started inside the block have agents that import nothing of Ray before somebody wants something of them.
 
     Ray starts two on every node and waits for them, and no argument prevents it: 1.4 s of processor time and 200 MB for each node, of which
-    a run uses the second one alone, and only where ``pythonInterpreter`` is set.
+    a run uses the second one alone, and only where ``pythonInterpreter`` is set. The function that is replaced is private and builds the
+    beginning of their commands; a Ray without it fails the start by its name, one that does not call it starts its own agents.
     """
     agents = dict(AGENTS)
     if os.environ[COLLECTS_METRICS] != "0":

@@ -8,6 +8,11 @@ those files. Of each kind:
   that it does not run, and waits for the end of the raylet.
 - ``runtime_env`` prepares environments that workers ask for, and most jobs' workers ask for none. Here it listens, and becomes Ray's own
   agent at the first request, which the raylet repeats every second until it is answered.
+
+No switch of Ray's leaves the agents out: `include_dashboard` and `RAY_enable_metrics_collection` decide what they do, not whether they are
+started. This relies on Ray 2.60, which rljob-runtime pins: on the names of the port files and of the agents' arguments, and on
+RAY_RAYLET_PID. With a Ray that has others no node starts: "the embedded Ray cluster did not start in 2 attempts", with Ray's own reason,
+and the raylet's log names the file that it waits for. On Kubernetes nodes have Ray's own agents: KubeRay's probes ask them.
 """
 
 from __future__ import annotations

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from tests.unit.operator.cases.attempts import ATTEMPTS
 from tests.unit.operator.cases.interruptions import INTERRUPTIONS
+from tests.unit.operator.cases.isolation import ISOLATION
 
-CASES = [*ATTEMPTS, *INTERRUPTIONS]
+CASES = [*ATTEMPTS, *INTERRUPTIONS, *ISOLATION]

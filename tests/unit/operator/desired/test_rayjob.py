@@ -284,6 +284,11 @@ def test_pod_templates_apply_from_the_general_to_the_particular() -> None:
     assert head["containers"][0]["name"] == worker["containers"][0]["name"] == "ray"
 
 
+def test_kuberay_reaches_the_dashboard_where_pods_have_ipv6_addresses() -> None:
+    (head, _) = groups(one(objects(manifest(), settings=dataclasses.replace(SETTINGS, listen_address="::")), "RayJob"))
+    assert head["rayStartParams"]["dashboard-host"] == "::"
+
+
 def test_ray_is_asked_at_once_whether_it_is_ready_unless_a_pod_template_asks_otherwise() -> None:
     document = manifest()
     asks = {"exec": {"command": ["true"]}, "periodSeconds": 9}
@@ -291,8 +296,13 @@ def test_ray_is_asked_at_once_whether_it_is_ready_unless_a_pod_template_asks_oth
     head, worker = (container(group)["readinessProbe"] for group in groups(ray_job(document)))
     assert head["initialDelaySeconds"] + head["periodSeconds"] < 5, "KubeRay's own begins after 10 s"
     assert head["httpGet"] == {"path": "/api/healthz", "port": 52365}
-    assert head["periodSeconds"] * head["failureThreshold"] == 50, "KubeRay's own gives up then"
+    assert head["periodSeconds"] <= head["timeoutSeconds"], "the next question follows each timeout at once"
+    assert head["timeoutSeconds"] * head["failureThreshold"] == 50, "as long as KubeRay's own asks a pod that does not answer"
+    assert not any("livenessProbe" in container(group) for group in groups(ray_job(document))), "KubeRay's own is used"
     assert worker == asks
+    document["spec"]["nodeGroups"][0]["podTemplate"]["spec"]["containers"][0]["readinessProbe"] = {"timeoutSeconds": 9}
+    head, worker = (container(group)["readinessProbe"] for group in groups(ray_job(document)))
+    assert worker == head | {"timeoutSeconds": 9}
 
 
 def test_the_longest_names_fit() -> None:

@@ -350,6 +350,7 @@ def test_settings_are_read():
     [
         ("WORKERS", "0", "RLJOB_OPERATOR_WORKERS=0 is not between 1 and 256"),
         ("REQUESTS", "many", "RLJOB_OPERATOR_REQUESTS='many' is not of type int"),
+        ("LISTEN_ADDRESS", "127.0.0.1", "RLJOB_OPERATOR_LISTEN_ADDRESS='127.0.0.1' is not one of 0.0.0.0, ::"),
         ("LOG_LEVEL", "LOUD", "RLJOB_OPERATOR_LOG_LEVEL='LOUD' is not one of DEBUG, INFO, WARNING, ERROR"),
         ("LOG_FORMAT", "xml", "RLJOB_OPERATOR_LOG_FORMAT='xml' is not one of json, text"),
         ("NETWORK_POLICY", "yes", "RLJOB_OPERATOR_NETWORK_POLICY='yes' is not of type bool"),
@@ -392,6 +393,16 @@ async def test_only_the_namespaces_of_the_settings_are_listed():
     assert operator.cache.keys() == [Key(namespace="elsewhere", name="other")]
 
 
-@pytest.mark.parametrize(("service", "host"), [("10.96.0.1", "0.0.0.0"), ("fd00:10:96::1", "[::]"), ("", "0.0.0.0")])
-def test_probes_are_answered_on_the_addresses_that_pods_have(service: str, host: str):
-    assert main.liveness_endpoint(8080, {"KUBERNETES_SERVICE_HOST": service}) == f"http://{host}:8080/healthz"
+@pytest.mark.parametrize(
+    ("variables", "host"),
+    [
+        ({}, "0.0.0.0"),
+        ({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, "0.0.0.0"),
+        ({"KUBERNETES_SERVICE_HOST": "fd00:10:96::1"}, "[::]"),
+        ({"KUBERNETES_SERVICE_HOST": "fd00:10:96::1", "RLJOB_OPERATOR_LISTEN_ADDRESS": "0.0.0.0"}, "0.0.0.0"),
+    ],
+    ids=["none", "ipv4", "ipv6", "named"],
+)
+def test_probes_are_answered_on_the_addresses_that_pods_have(variables: dict[str, str], host: str):
+    required = {"RLJOB_OPERATOR_RUNTIME_IMAGE": "image:1", "RLJOB_OPERATOR_RUNTIME_RAY_VERSION": "2.60.0"}
+    assert main.liveness_endpoint(Settings.from_environment(required | variables)) == f"http://{host}:8080/healthz"

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+from ray import _raylet
 from ray._private import services
 from ray._private.ray_constants import PROCESS_TYPE_DASHBOARD_AGENT, PROCESS_TYPE_RUNTIME_ENV_AGENT
 
@@ -110,6 +111,18 @@ def test_agents_import_nothing_of_ray_before_they_are_asked_unless_somebody_want
     start(0, made)
     assert made[0].agents == [(dashboard, "runtime_env")] * 2
     assert services._build_python_executable_command_memory_profileable is unchanged
+
+
+def test_the_idle_agents_write_the_files_that_ray_waits_for() -> None:
+    names = {_raylet.METRICS_AGENT_PORT_NAME, _raylet.METRICS_EXPORT_PORT_NAME, _raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME}
+    assert (set(idle_agent.DASHBOARD_PORTS), idle_agent.RUNTIME_ENV_PORT) == (names, _raylet.RUNTIME_ENV_AGENT_PORT_NAME)
+
+
+@pytest.mark.parametrize("port", [idle_agent.NOT_RUNNING, 6379])
+def test_ray_reads_them(tmp_path: Path, port: int) -> None:
+    node_id = "ab" * 28
+    idle_agent.write_port({"session-dir": str(tmp_path), "node-id": node_id}, idle_agent.RUNTIME_ENV_PORT, port)
+    assert _raylet.wait_for_persisted_port(str(tmp_path), node_id, idle_agent.RUNTIME_ENV_PORT, timeout_ms=1000) == port
 
 
 def test_a_start_that_timed_out_is_made_once_more(start, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,13 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from rljob_runtime.engine.sglang.models import DISABLED, unused_models
+from rljob_runtime.engine.sglang.models import DISABLED, OWN_PACKAGE, unused_models
 
 FILES = {
     "plain": "class PlainForCausalLM:\n    pass\n\n\nEntryClass = PlainForCausalLM\n",
     "family": "from .plain import PlainForCausalLM\n\nEntryClass = [\n    FirstForCausalLM,\n    SecondForCausalLM,\n]\n",
     "rough": "EntryClass = QuantPlainForCausalLM\n",
     "seen": "from sglang.srt.models.registry import ModelRegistry\n\nEntryClass = SeenForConditionalGeneration\n",
+    "derived": "from sglang.srt.models.between import Between\n\nEntryClass = DerivedForConditionalGeneration\n",
+    "between": "from .seen import SeenForConditionalGeneration\n",
     "parts": "class FirstForCausalLMHead:\n    pass\n",
     "__init__": "",
 }
@@ -29,8 +31,8 @@ def python(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("architecture", "unused"),
     [
-        ("SecondForCausalLM", "parts,plain,rough,seen"),
-        ("PlainForCausalLM", "family,parts,seen"),  # where its weights are quantized SGLang takes the other one
+        ("SecondForCausalLM", "between,derived,parts,plain,rough,seen"),
+        ("PlainForCausalLM", "between,derived,family,parts,seen"),  # where its weights are quantized SGLang takes the other one
     ],
 )
 def test_all_but_what_registers_the_models_class_are_left_out(python: Path, architecture: str, unused: str) -> None:
@@ -44,8 +46,10 @@ def test_all_but_what_registers_the_models_class_are_left_out(python: Path, arch
         (["OtherForCausalLM"], {}),  # SGLang falls back to transformers
         (["SecondForCausalLM", "OtherForCausalLM"], {}),
         (["SeenForConditionalGeneration"], {}),
+        (["DerivedForConditionalGeneration"], {}),
         (["SecondForCausalLM"], {"speculative_algorithm": "EAGLE"}),
         (["SecondForCausalLM"], {"model_impl": "transformers"}),
+        (["SecondForCausalLM"], {"json_model_override_args": '{"architectures": ["PlainForCausalLM"]}'}),
     ],
 )
 def test_all_are_imported_where_others_may_be_needed(python: Path, architectures: list[str], extra_args: dict[str, str]) -> None:
@@ -54,6 +58,11 @@ def test_all_are_imported_where_others_may_be_needed(python: Path, architectures
 
 def test_what_somebody_has_chosen_stays(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DISABLED, "parts")
+    assert unused_models(python, ["SecondForCausalLM"], {}) == {}
+
+
+def test_a_package_of_the_users_models_is_imported_as_a_whole(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OWN_PACKAGE, "my_models")
     assert unused_models(python, ["SecondForCausalLM"], {}) == {}
 
 
