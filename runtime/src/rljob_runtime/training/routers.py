@@ -104,7 +104,7 @@ class Choices:
 
 
 def choices_of(model: nn.Module) -> Choices | None:
-    """What :func:`~rljob_runtime.training.model.load_model` made; None where nobody needs to know what routers chose."""
+    """What :func:`~rljob_runtime.training.model.load_model` made; None if what routers choose is not recorded."""
     found: Choices | None = getattr(model, "choices", None)
     return found
 
