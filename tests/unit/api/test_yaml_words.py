@@ -33,6 +33,7 @@ CASES = {
     "template value": ("a: {{ b }}/c\n", 1, "template"),
     "template line": ("a: 1\n{{- if .Values.b }}\nc: 2\n", 2, "template"),
     "no template": ('a: "{{ b }}" c\n', 1, "follows a value"),
+    "Markdown": ("```yaml\na: 1\n```\n", 1, "Markdown"),
     "wildcard": ("a: *.jsonl\n", 1, "alias"),
     "anchor given twice": ("a: &x 1\nb: &x 2\n", 2, "defined before"),
     "dash after a key": ("a: - b\n", 1, "line of its key"),

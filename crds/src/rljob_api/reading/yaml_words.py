@@ -71,6 +71,8 @@ def _one_character(at: yaml.Mark, line: str, found: str, context: str) -> Unread
     """Mistakes that the character at the mark explains."""
     if "\t" in (line[at.column : at.column + 1] or line[:1]) and ("tab" in found or "cannot start any token" in found):
         return _place(at, "there is a tab where only spaces can be", "write spaces instead")
+    if "cannot start any token" in found and line.startswith("```"):
+        return Unreadable(line=at.line + 1, column=None, problem="a line of three backquotes is Markdown", remedy="remove it")
     if "cannot start any token" in found:
         return _place(at, f"no value can begin with {show(line[at.column : at.column + 1])}", "write the value in quotes")
     if "undefined alias" in found:
