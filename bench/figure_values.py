@@ -13,6 +13,14 @@ from bench.weightsync.report import num_counted
 Values = Mapping[str, Any]
 PEAK = "peak of a training step"
 MEMORY = ("weights and moments", PEAK)
+CLUSTER_STEPS = {
+    "set up": "`make setup`",
+    "cluster": "Kubernetes built from source and started",
+    "images": "both images",
+    "first training step": "`kubectl apply` to the first training step",
+    "end of the job": "the other steps",
+}
+"""What steps of the way to a cluster are called on a page."""
 
 
 def in_order(figures: Sequence[str], *order: int) -> list[str]:
@@ -61,13 +69,16 @@ def cluster_transcript(values: Values) -> list[str]:
     if not any("cluster" in found["name"] for found in values["ways"]):
         return []
     total_s, rows = way(values, "cluster")["total_s"], way(values, "cluster")["transcript"]
-    parts = ", ".join(f"{one['what']} {one['seconds']:.0f} s" for one in way(values, "cluster")["steps"] if one["seconds"] >= 10)
+    parts = ", ".join(
+        f"{CLUSTER_STEPS.get(one['what'], one['what'])} {one['seconds']:,.0f} s"
+        for one in way(values, "cluster")["steps"]
+        if one["seconds"] >= 10
+    )
     busy = way(values, "cluster")["foreign_load"]
     return [
         "```", *thinned(rows), "```", "",
-        "From a clone to the end of this job on the cluster of `make cluster-up`: "
-        f"[{total_s / 60:.1f} minutes](bench/results/newcomer.md)"
-        f"{', beside other programs that kept both cores busy' if busy > 1 else ''}:",
+        f"From a fresh clone to the end of this job it took [{total_s / 60:.1f} minutes](bench/results/newcomer.md)"
+        f"{' while other programs kept both cores busy' if busy > 1 else ''}:",
         f"{parts}.",
     ]  # fmt: skip
 

@@ -380,9 +380,20 @@ def _described(way: dict[str, Any]) -> list[str]:
     return lines
 
 
+_ABSOLUTE_PATH = re.compile(
+    r"""
+    (?<=[\s"])         # begins a word
+    '?/(?!dev/)        # /dev/null stays
+    [^\s'"]*/          # its folders
+    ([^\s'"/]+)'?      # its file
+    """,
+    re.VERBOSE,
+)
+
+
 def _without_folders(command: str) -> str:
-    """Paths of this machine are nobody's business."""
-    return re.sub(r"""(?<=[\s"])'?/(?!dev/)[^\s'"]*/([^\s'"/]+)'?""", r"\1", command)
+    """The command with the names of files instead of their paths, which another machine does not have."""
+    return _ABSOLUTE_PATH.sub(r"\1", command)
 
 
 def build_wheels(out: Path, root: Path = ROOT) -> None:

@@ -22,7 +22,7 @@ class Model:
 
 
 def _unseen(what: str) -> None:
-    """Nobody follows what a check does."""
+    """The default of ``Scale.begin``: stages of a check are not reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,7 +104,7 @@ def test_the_transcript_of_a_cluster_is_shortened_and_has_its_times() -> None:
     assert lines[:4] == ["```", "NAME STATUS STEP", "q Starting", "q Starting"]
     assert lines[4] == "q Running 0"
     assert lines[9:12] == ["q Completed 200", "```", ""]
-    assert lines[-2].endswith("[1.5 minutes](bench/results/newcomer.md):")
-    assert lines[-1] == "cluster 60 s."
+    assert lines[-2].endswith("it took [1.5 minutes](bench/results/newcomer.md):")
+    assert lines[-1] == "Kubernetes built from source and started 60 s."
     assert figure_values.cluster_transcript({"ways": [{"name": "from a clone"}]}) == []
     assert figure_values.thinned(rows[:3]) == rows[:3]

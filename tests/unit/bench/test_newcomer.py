@@ -141,6 +141,20 @@ def test_the_page_of_results_names_no_folder_of_the_machine(monkeypatch: pytest.
     assert markdown(written["values"]) == text
 
 
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("cat /tmp/a/wrong.yaml > out.txt", "cat wrong.yaml > out.txt"),
+        ("run '/tmp/a/wrong.yaml'", "run wrong.yaml"),
+        ('"/tmp/a/kubectl" apply', '"kubectl" apply'),
+        ("quiet > /dev/null 2> /dev/null", "quiet > /dev/null 2> /dev/null"),
+        ("helm/rljob docs/install.md", "helm/rljob docs/install.md"),
+    ],
+)
+def test_commands_are_shown_without_folders_of_the_machine(command: str, shown: str) -> None:
+    assert newcomer._without_folders(command) == shown
+
+
 WATCHED = """NAME         STATUS      STEP   REWARD   ATTEMPT   NODES   AGE
 quickstart   Starting                    1         0/1     1s
 quickstart   Running     0               1         1/1     25s

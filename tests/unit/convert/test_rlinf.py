@@ -320,6 +320,16 @@ critic:
         assert [source["jsonl"]["path"] for source in spec["data"]["validation"]] == ["a.jsonl"]
         assert spec["validation"]["samplesPerPrompt"] == 4
 
+    def test_an_evaluation_samples_as_the_file_says_and_greedy_answers_need_no_bounds(self) -> None:
+        text = "runner: {only_eval: true}\nalgorithm: {sampling_params: {temperature: 0.6, top_p: 0.95, top_k: 20}}"
+        sampled = spec_of(text)["validation"]
+        assert {key: sampled[key] for key in ("temperature", "topP", "topK")} == {"temperature": 0.6, "topP": 0.95, "topK": 20}
+        greedy = text.replace("0.6", "0.0")
+        assert not spec_of(greedy)["validation"].keys() & {"topP", "topK"}
+        for key in ("top_p", "top_k"):
+            (note,) = notes(greedy, f"algorithm.sampling_params.{key}")
+            assert "greedy" in note.why
+
     @pytest.mark.parametrize("section", ["agentloop: {max_turns: 2}", "tools: {online: false}"])
     def test_tools_and_agents_are_never_left_out(self, section: str) -> None:
         assert spec_of(f"runner: {{task_type: reasoning}}\n{section}")["pipeline"] == "Agentic"

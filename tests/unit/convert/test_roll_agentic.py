@@ -69,6 +69,7 @@ def test_tools_stop_strings_and_limits_of_turns() -> None:
     assert (counting["type"], counting["share"], counting["maxTokensPerTurn"]) == ("ReasoningGym", 32, 256)
     assert counting["parameters"] == {"task": "letter_counting", "size": 500, "seed": 42}
     assert (spec["validation"]["maxPrompts"], spec["validation"]["samplesPerPrompt"]) == (64, 2)
+    assert {key: spec["validation"][key] for key in ("temperature", "topP", "topK")} == {"temperature": 0.99, "topP": 0.99, "topK": 100}
 
 
 def test_a_manager_that_concatenates_observations_shows_these_alone_and_the_suffix() -> None:

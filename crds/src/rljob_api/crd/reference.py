@@ -156,7 +156,7 @@ def fields_page() -> str:
         about = index().get(section.removesuffix("[]"))
         lines += [f"## {section or 'RLJob'}", ""]
         if about is not None:
-            lines += [about.description.split("\n")[0], ""]
+            lines += [about.description.replace("\n", " "), ""]
         lines.append(table(("Field", "Type", "Default", "Bounds", "Meaning"), (_row(doc) for doc in docs)))
     return "\n".join(lines)
 

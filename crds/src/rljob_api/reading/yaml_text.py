@@ -60,7 +60,7 @@ def load(text: str) -> list[YamlDocument]:
     except yaml.MarkedYAMLError as error:
         raise _unreadable(error, text) from None
     except yaml.reader.ReaderError as error:
-        raise _fatal(None, f"is not YAML: character {error.character!r} is not allowed", "save the file as UTF-8 text") from None
+        raise _not_text(error, text) from None
     documents = [_Builder().build(node) for node in nodes]
     return [document for document in documents if document.data is not None or document.errors]
 
@@ -71,6 +71,13 @@ def _unreadable(error: yaml.MarkedYAMLError, text: str) -> SpecInvalidError:
         return _fatal(None, f"is not YAML: {error.problem}", "check indentation, colons and quotes")
     column = f", column {found.column}" if found.column is not None else ""
     return _fatal(found.line, f"line {found.line}{column}: is not YAML: {found.problem}", found.remedy)
+
+
+def _not_text(error: yaml.reader.ReaderError, text: str) -> SpecInvalidError:
+    """A character that YAML does not allow, such as a control character; ``error.character`` is its code point."""
+    line = text[: max(text.find(chr(error.character)), 0)].count("\n") + 1
+    problem = f"line {line}: is not YAML: character U+{error.character:04X} is not allowed"
+    return _fatal(line, problem, "remove it, and save the file as UTF-8 text")
 
 
 def _fatal(line: int | None, problem: str, remedy: str) -> SpecInvalidError:
@@ -162,7 +169,9 @@ class _Builder:
 
     def _key(self, node: yaml.Node, parts: paths.Parts) -> str:
         if not isinstance(node, yaml.ScalarNode):
-            self._problem(parts, node, None, "has a list or map as a key", "keys are text")
+            is_template = isinstance(node, yaml.MappingNode) and node.flow_style
+            remedy = "render the template first, or write {{ }} in quotes" if is_template else "keys are text"
+            self._problem(parts, node, None, "has a list or map as a key", remedy)
             return show(str(node.tag))
         if node.tag != f"{_TAG}str":
             problem = f"is read as {_kind(node.tag)}, but keys are text"

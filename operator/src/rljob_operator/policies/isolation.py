@@ -1,4 +1,4 @@
-"""A driver that nobody reaches: its pod runs on, all of its nodes have ended, and KubeRay and Ray report nothing new.
+"""A driver that cannot be reached: its pod runs on, all of its nodes have ended, and KubeRay and Ray report nothing new.
 
 A head pod that is cut off the network cannot report its end. KubeRay's liveness probe ends it after ten minutes. Being not ready alone
 proves nothing: the probe of a busy head fails, too, and a step may take longer than any wait. So both must hold:
@@ -34,7 +34,7 @@ def lost_at(situation: Situation) -> datetime | None:
 
 
 def lost(situation: Situation) -> Failure | None:
-    """The failure of an attempt whose driver nobody reaches."""
+    """The failure of an attempt whose driver cannot be reached."""
     head, until = _head(situation), lost_at(situation)
     if head is None or head.unready_since is None or until is None or situation.now < until or situation.attempt is None:
         return None

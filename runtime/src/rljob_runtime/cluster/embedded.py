@@ -43,9 +43,9 @@ TASK_EVENTS = "RAY_task_events_report_interval_ms"
 """0 leaves out Ray's record of every call, which only its dashboard reads: the newest 100,000 calls, 50 to 100 MiB in Ray's GCS after some
 hours, and a report of every worker each second."""
 REPORTS_USAGE = "RAY_USAGE_STATS_ENABLED"
-"""0 unless somebody sets it: nothing is reported to Ray's makers."""
+"""0 unless it is set: nothing is reported to Ray's makers."""
 COLLECTS_METRICS = "RAY_enable_metrics_collection"
-"""0 unless somebody sets it: Ray's own metrics, which only its dashboard agents export. Those of the run are in its folder."""
+"""0 unless it is set: Ray's own metrics, which only its dashboard agents export. Those of the run are in its folder."""
 AGENTS = {
     PROCESS_TYPE_DASHBOARD_AGENT: (idle_agent.__file__, idle_agent.DASHBOARD),
     PROCESS_TYPE_RUNTIME_ENV_AGENT: (idle_agent.__file__, idle_agent.RUNTIME_ENV),
@@ -192,7 +192,7 @@ def _without_api_server() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _idle_agents() -> Iterator[None]:
-    """Nodes that are started inside the block have agents that import nothing of Ray before somebody wants something of them.
+    """Nodes that are started inside the block have agents that import nothing of Ray before they get a request.
 
     Ray starts two on every node and waits for them, and no argument prevents it: 1.4 s of processor time and 200 MB for each node, of which
     a run uses the second one alone, and only where ``pythonInterpreter`` is set. The function that is replaced is private and builds the

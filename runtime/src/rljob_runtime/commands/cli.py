@@ -103,7 +103,8 @@ def validate(file: JobFile, name: JobName = None) -> None:
     """Check a job and report its problems together.
 
     Checks types and unknown fields, then rules between fields, placement, and memory. If problems prevent later checks, the last line says
-    how many were not made, and a model that is not on this machine is named. Starts nothing and needs no device.
+    how many were not made. Models that are not on this machine are named; they are checked when the job starts. Starts nothing and needs
+    no device.
 
     Exit codes: 0 valid, 2 invalid.
     """
@@ -140,8 +141,8 @@ def plan(
     """Show the placement of a job, and what fits in memory.
 
     Shows which process runs on which node and devices, what is shared, how weights travel, and the memory of each device. The same
-    planner places the workers of the real run, here and on Kubernetes. A model that a run would refuse does not stop it; why is said at the
-    end.
+    planner places the workers of the real run, here and on Kubernetes. A model that a run would refuse does not stop it; the reasons
+    are shown at the end.
 
     Exit codes: 0 success, 2 invalid job or a file that cannot be written.
     """

@@ -1,7 +1,7 @@
 """Load balancing without a loss: each router's correction bias follows the load of its experts.
 
 After an update ``b_e += rate * sign(mean load - load_e)``, where the load of an expert is the number of tokens of the update that chose it
-in this layer (Wang et al., arXiv 2408.15664, algorithm 1; DeepSeek-V3, arXiv 2412.19437, section 2.1.2). The bias takes part in the choice
+in this layer (Wang et al., arXiv 2408.15664, algorithm 1; DeepSeek-V3, arXiv 2412.19437, section 2.1.2). The bias is used in the choice
 alone, so no gradient of the language model is disturbed, as one of :mod:`.balance` is.
 
 Tokens count as for the loss there: positions that predict a trained token, once for each, over all micro-batches and ranks. So the biases,

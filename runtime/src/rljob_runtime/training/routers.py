@@ -3,7 +3,7 @@
 Two kinds, by transformers' own modules:
 
 * softmax over the logits (Qwen-MoE, Mixtral, DeepSeek-V2);
-* sigmoid of each logit, with a correction bias that takes part in the choice of experts and not in their weights (DeepSeek-V3, arXiv
+* sigmoid of each logit, with a correction bias that is used in the choice of experts and not in their weights (DeepSeek-V3, arXiv
   2412.19437, equations 12 to 16; GLM-4-MoE). The bias is a buffer: no gradient reaches it (:mod:`.router_bias`).
 
 Weights of chosen experts are their scores, normalized over the chosen ones where the model does that, times a constant.
@@ -104,7 +104,7 @@ class Choices:
 
 
 def choices_of(model: nn.Module) -> Choices | None:
-    """What :func:`~rljob_runtime.training.model.load_model` made; None where nobody needs to know what routers chose."""
+    """What :func:`~rljob_runtime.training.model.load_model` made; None if what routers choose is not recorded."""
     found: Choices | None = getattr(model, "choices", None)
     return found
 

@@ -1,5 +1,12 @@
 """Moving weights from the trainer to the engines, verified.
 
-``publisher`` publishes versions over a ``transport``; ``transports`` has one file for each; ``packing`` lays tensors out in byte buckets,
-``assembly`` collects them in an engine. Nothing is imported here, so that the driver can use the layout without torch or vLLM.
+::
+
+    driver         publisher ──> transport (protocol), transports/ (one file each)     meetings: groups of TCP and NCCL
+    trainer rank   packing, shares (who sends what) ──> delta, device_delta (only changes) ──> parcel (checksum)
+    on the way     shared_memory, staging (CUDA)    or    group, store, chain    or    Ray's object store
+    engine         assembly (collects buckets), copies ──> patching (writes changes), or vLLM's loader ──> probe
+
+``changes`` is the format of sparse buckets, ``checkpoint_names`` and ``adapters`` are what a sync sends. Nothing is imported here, so that
+the driver can use the layout without torch or vLLM.
 """

@@ -121,7 +121,7 @@ class Chain:
         Raises:
             DeadlineError: the neighbor that is named did not take or give all bytes in time.
             WeightSyncError: the meeting is over.
-            SyncBrokenError: a neighbor closed the connection and nobody said why.
+            SyncBrokenError: a neighbor closed the connection without a reason.
         """
         if self._before is None and self._behind is None:
             return  # nobody is left to send to

@@ -1,4 +1,4 @@
-"""How what changed of a bucket lies in bytes, and when it travels so: the one format of all transports.
+"""The byte format of what changed in a bucket, the same for all transports, and when a bucket is sent in it.
 
 ::
 

@@ -1,6 +1,6 @@
 """The driver's hold on the groups that weights travel in: it ends them, and says who keeps a chain waiting.
 
-Whoever asks here has waited long enough, so that a store that does not answer is not waited for: its sender is the one who is late.
+Callers have waited long enough, so a store that does not answer is not waited for: its sender is the one that is late.
 """
 
 from __future__ import annotations

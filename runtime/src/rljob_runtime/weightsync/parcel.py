@@ -62,7 +62,7 @@ class Remote(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnprovenBytes(SharedBytes):
-    """Bytes that nobody has compared with what was sent: whoever loads them does, as each process of an engine, on the way."""
+    """Bytes that have not been compared with what was sent: each process that loads them does that while it copies them."""
 
     checksum: int
     """Of :func:`checksum`."""

@@ -136,7 +136,7 @@ def is_removed(segment: str) -> bool:
 def mapped_for_device(segment: str) -> mmap.mmap:
     """A mapping of the caller's own whose memory a device may read.
 
-    It is writable, though nobody writes: CUDA page-locks memory that the CPU maps as read-only on some devices only
+    It is writable, though nothing writes to it: CUDA page-locks memory that the CPU maps as read-only on some devices only
     (``cudaDevAttrHostRegisterReadOnlySupported``).
 
     Raises:

@@ -6,7 +6,7 @@
     engine process segment ──copy stream, in chunks──> device buffer       the segment is hashed while it is copied
 
 A process page-locks its own mapping of a segment, once, and unlocks it before it lets go of it. Nothing returns while a copy may still
-read or write a segment, so that whoever the segment belongs to next may fill it again. Where CUDA refuses to lock memory, the same copies
+read or write a segment, so that the next user of the segment may fill it again. Where CUDA refuses to lock memory, the same copies
 go through CUDA's own pageable staging, and a warning says why.
 """
 
@@ -172,7 +172,7 @@ class Staging:
         return digest.finished()
 
     def onto(self, shared: SharedBytes) -> torch.Tensor:
-        """Copy what another process has put into a segment onto the device; bytes that nobody has proven are meanwhile.
+        """Copy what another process has put into a segment onto the device; the checksum of unproven bytes is compared meanwhile.
 
         Returns:
             Shape (shared.size_bytes,) uint8, for the current stream; the segment may be filled again.

@@ -31,7 +31,7 @@ class Store:
             timeout_s: of connecting, and of each question.
 
         Raises:
-            SyncBrokenError: nobody answered in time.
+            SyncBrokenError: the store did not answer in time.
         """
         self._name, self._timeout_s = name, timeout_s
         self._closed = False

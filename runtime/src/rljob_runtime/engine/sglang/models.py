@@ -23,7 +23,7 @@ _OF_OTHER_CLASSES = ("speculative", "model_impl", "json_model_override_args")
 
 
 def unused_models(python: Path, architectures: Sequence[str], extra_args: Mapping[str, Any]) -> dict[str, str]:
-    """The variable that leaves out all but the model's class; nothing where somebody has set it, or the server may need another.
+    """The variable that leaves out all but the model's class; nothing where it is set already, or the server may need another.
 
     Args:
         python: interpreter of the server, in an environment of its own.
