@@ -96,6 +96,7 @@ MEASUREMENTS = (
 
 PARTS = {
     "weightsync-adapters": "LoRA adapters alone, compared with merged weights",
+    "weightsync-engine": "how long a real vLLM engine stops for full and for sparse updates",
     "weightsync-nodes": "time of a weight sync between two nodes, compared with a bare socket",
     "weightsync-fanout": "time of a weight sync from one node to three: chain, gloo's broadcast, object store",
     "agentic-endpoint": "cost of a call to the OpenAI-compatible endpoint",
