@@ -42,8 +42,9 @@ from tests.integration.rank_processes import (
     write,
 )
 from tests.integration.test_critic import set_head
-from tests.integration.test_mixture_ranks import SMALL, VOCAB, bias_rate, deepseek, plain_gradients, save_random
+from tests.integration.test_mixture_ranks import BIAS_STD, SMALL, VOCAB, bias_rate, deepseek, plain_gradients
 from tests.integration.test_tensor_parallel import valued
+from tests.support.trainers import save_model
 
 EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 MODELS: dict[str, PretrainedConfig] = {
@@ -290,7 +291,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of all results: ``model/LAYOUT/result.npz`` and others."""
     folder = tmp_path_factory.mktemp("experts")
     for name, config in MODELS.items():
-        save_random(config, folder / name / "model")
+        save_model(folder / name / "model", config, seed=5, bias_std=BIAS_STD)
         for layout in LAYOUTS[name]:
             (folder / name / layout.label).mkdir()
     for name, config in {"dense": Qwen2Config(**SMALL), "odd": MixtralConfig(**SMALL, num_local_experts=3)}.items():
