@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rljob_api.errors import ModelShapeError, show
+from rljob_api.memory.units import ceil_div
 
 MAX_SIZE = 10**12
 """Upper bound of every size in a config."""
@@ -95,10 +96,12 @@ class DecoderShape:
         """Parameters of a layer's attention, without norms and biases where it is not latent."""
         return self.latent_parameters or 2 * self.hidden_size * (self.query_size + self.kv_size)
 
-    @property
-    def cached_numbers(self) -> int:
-        """What an engine on one device caches of a token in a layer."""
-        return self.latent_size or 2 * self.kv_size
+    def cached_numbers(self, devices: int) -> int:
+        """What each of the tensor-parallel devices of an engine caches of a token in a layer.
+
+        Heads are repeated where there are fewer than devices, and so are latents.
+        """
+        return self.latent_size or 2 * ceil_div(self.num_kv_heads, devices) * self.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
