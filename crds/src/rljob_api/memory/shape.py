@@ -51,8 +51,8 @@ class DecoderShape:
     """Experts of a mixture layer; 0 for a dense model."""
     experts_per_token: int = 0
     """Those that one token passes, without a shared one."""
-    has_shared_experts: bool = False
-    """Whether there is an MLP that all tokens pass beside the experts."""
+    gates_shared_experts: bool = False
+    """Whether the output of an MLP that all tokens pass beside the experts is multiplied by a gate (Qwen2-MoE); others add it alone."""
     expert_parameters: int = 0
     """Parameters of the experts of all layers, without routers and shared ones."""
     layer_expert_parameters: int = 0
@@ -153,7 +153,7 @@ def shape_from_config(config: Mapping[str, object]) -> ModelShape:
         qk_norm=_normalizes_heads(config, str(model_type)),
         num_experts=num_experts,
         experts_per_token=_size(config, "num_experts_per_tok") if num_sparse else 0,
-        has_shared_experts=num_sparse > 0 and model_type == "qwen2_moe",
+        gates_shared_experts=num_sparse > 0 and model_type == "qwen2_moe",
         expert_parameters=num_sparse * in_experts,
         layer_expert_parameters=in_experts if num_sparse == num_layers or sparse_layer > dense_layer else 0,
         latent_size=_size(config, "kv_lora_rank") + _size(config, "qk_rope_head_dim") if model_type in LATENT_TYPES else 0,
