@@ -63,7 +63,7 @@ def cpu_attending(decoder: DecoderShape, tree: TreeSizes) -> Attending:
     if tree.samples == 1:
         return Attending.DIRECT
     pair = 4.0 * decoder.query_size
-    token = 2.0 * decoder.hidden_size * (2 * decoder.query_size + 2 * decoder.kv_size + 3 * decoder.intermediate_size)
+    token = 2.0 * (decoder.attention_parameters + 3 * decoder.hidden_size * decoder.intermediate_size)
     branches = pair * (tree.masked_pairs + tree.prompt_tokens**2 / 2) + CPU_CALL_FLOPS * (tree.samples + 1)
     masked = pair * tree.tokens**2
     full = tree.prompt_tokens + tree.response_tokens
