@@ -1,4 +1,4 @@
-"""What a rank makes of the tokens that it gathers from the others of its tensor-parallel group."""
+"""What a block of layers returns whose tokens the ranks of a tensor-parallel group divide."""
 
 from __future__ import annotations
 
@@ -8,25 +8,34 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
 
 from rljob_runtime.training.sequence_parallel import DividedTokens
 
 
-@pytest.mark.parametrize(("rows", "tokens", "width", "copies"), [(1, 3, 6, False), (1, 3, 5, True), (2, 3, 6, True), (2, 1, 2, True)])
-def test_gathered_tokens_are_in_order_and_no_view(
-    rows: int, tokens: int, width: int, copies: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parts = torch.arange(2.0 * rows * tokens * 4).view(2, rows, tokens, 4)
+class Doubled(nn.Module):
+    """Stands for the layers."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return 2 * hidden
+
+
+@pytest.mark.parametrize(("rows", "width", "copies"), [(1, 6, False), (1, 5, True), (2, 6, True), (2, 2, True)])
+def test_gathered_tokens_are_in_order_and_no_view(rows: int, width: int, copies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = torch.arange(4.0 * rows * width).view(rows, width, 4)
     arrived: list[int] = []
 
     def gather(out: torch.Tensor, own: torch.Tensor, group: Any) -> None:
-        out.copy_(parts.view(-1))
+        parts = torch.stack(F.pad(whole, (0, 0, 0, width % 2)).chunk(2, dim=1))
+        assert torch.equal(own, 2 * parts[0].flatten())
+        out.copy_(2 * parts.flatten())
         arrived.append(out.data_ptr())
 
     monkeypatch.setattr(dist, "all_gather_single", gather)
-    divided = DividedTokens(cast(Any, SimpleNamespace(size=lambda: 2)))
-    divided._width = width
-    whole = divided.gather(parts[0])
-    assert torch.equal(whole, torch.cat(list(parts), dim=1)[:, :width])
-    assert whole._base is None
-    assert (whole.data_ptr() != arrived[0]) is copies
+    layers = Doubled()
+    DividedTokens(cast(Any, SimpleNamespace(size=lambda: 2, rank=lambda: 0))).attach(layers, layers)
+    found = layers(whole)
+    assert torch.equal(found, 2 * whole)
+    assert found._base is None
+    assert (found.data_ptr() != arrived[0]) is copies
