@@ -21,7 +21,7 @@ from rljob_runtime.cluster.inprocess import InProcessWorker
 from rljob_runtime.errors import RuntimeFault
 from rljob_runtime.offload.copies import HostCopies
 from rljob_runtime.records import WeightManifest
-from rljob_runtime.weightsync.device_delta import WHOLE_FIRST
+from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
 from rljob_runtime.weightsync.packing import plan_buckets
 from rljob_runtime.weightsync.probe import ProbeLimits
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
@@ -52,8 +52,8 @@ WAYS = (
     Way(title="NCCL", make=NcclTransport, receiver=1),
     Way(title="IPC", make=IpcTransport),
     Way(title="shared memory", make=SharedMemoryTransport),
-    Way(title="NCCL, changes alone", make=NcclTransport, receiver=1, delta=True, versions=WHOLE_FIRST + 1),
-    Way(title="IPC, changes alone", make=IpcTransport, delta=True, versions=WHOLE_FIRST + 1),
+    Way(title="NCCL, changes alone", make=NcclTransport, receiver=1, delta=True, versions=DeviceDeltaEncoder.whole_first + 1),
+    Way(title="IPC, changes alone", make=IpcTransport, delta=True, versions=DeviceDeltaEncoder.whole_first + 1),
     Way(title="shared memory, changes alone", make=SharedMemoryTransport, delta=True),
     Way(title="TCP, changes alone", make=TcpTransport, delta=True),
 )

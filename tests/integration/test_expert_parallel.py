@@ -42,14 +42,15 @@ from tests.integration.rank_processes import (
     write,
 )
 from tests.integration.test_critic import set_head
-from tests.integration.test_mixture_ranks import SMALL, VOCAB, bias_rate, deepseek, plain_gradients, save_random
+from tests.integration.test_mixture_ranks import BIAS_STD, SMALL, VOCAB, bias_rate, deepseek, plain_gradients
 from tests.integration.test_tensor_parallel import valued
+from tests.support.trainers import save_model
 
 EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 MODELS: dict[str, PretrainedConfig] = {
     "qwen3_moe": Qwen3MoeConfig(**SMALL, **EXPERTS, head_dim=8, mlp_only_layers=[1], tie_word_embeddings=True, norm_topk_prob=True),
-    "qwen2_moe": Qwen2MoeConfig(**SMALL, **EXPERTS, shared_expert_intermediate_size=10),
-    "mixtral": MixtralConfig(**SMALL | {"num_key_value_heads": 4}, num_local_experts=4, num_experts_per_tok=2),
+    "qwen2_moe": Qwen2MoeConfig(**SMALL | {"num_hidden_layers": 2}, **EXPERTS, shared_expert_intermediate_size=10),
+    "mixtral": MixtralConfig(**SMALL | {"num_key_value_heads": 4, "num_hidden_layers": 2}, num_local_experts=4, num_experts_per_tok=2),
     "deepseek_v3": deepseek(6),
 }
 """Of six experts each of two ranks has three, which two groups of ranks share unevenly."""
@@ -82,9 +83,9 @@ class Sizes(NamedTuple):
 ONE = Sizes(1)
 WITHIN, ACROSS = Sizes(2, 1, 2, tp=2), Sizes(1, 2, 4, tp=2, sequence=True)
 LAYOUTS: dict[str, list[Sizes]] = {
-    "qwen3_moe": [ONE, Sizes(2, 1, 2), Sizes(4, 1, 2), Sizes(1, 2, 2), Sizes(2, 2, 2), WITHIN],
+    "qwen3_moe": [ONE, Sizes(4, 1, 2), Sizes(2, 2, 2), WITHIN],
     "qwen2_moe": [ONE, Sizes(1, 1, 1, tp=2), Sizes(2, 1, 2, tp=2, sequence=True)],
-    "mixtral": [ONE, Sizes(2, 1, 2), Sizes(4, 1, 4), Sizes(1, 1, 2, tp=4), ACROSS],
+    "mixtral": [ONE, Sizes(4, 1, 4), Sizes(1, 1, 2, tp=4), ACROSS],
     "deepseek_v3": [ONE, Sizes(2, 2, 2)],
 }
 """Of each model; the first is what the others have to equal."""
@@ -98,16 +99,17 @@ PARTS = {
 ROLE_LAYOUTS = [Sizes(2, 2, 2), WITHIN]
 """Of a critic and of a frozen policy."""
 RESUMED = [
-    (Sizes(4, 1, 2), ONE),
+    (Sizes(4, 1, 2), Sizes(2, 1, 1)),
     (ONE, Sizes(2, 1, 2)),
-    (Sizes(2, 1, 2), Sizes(2, 1, 1)),
     (WITHIN, Sizes(3, 1, 3)),
     (Sizes(4, 1, 2), Sizes(1, 1, 1, tp=2, sequence=True)),
 ]
-"""Whose checkpoint is loaded, and in which layout."""
+"""Whose checkpoint of ``qwen3_moe`` is loaded, and in which layout."""
 RECOMPUTED = [ONE, WITHIN]
 CLIP = 0.05
-NUM_PORTS = 50
+BUCKET_BYTES = 15_000
+"""Several buckets, in which experts stand with other weights."""
+NUM_PORTS = 30
 
 
 def settings(folder: Path, sizes: Sizes, **changes: object) -> PolicyConfig:
@@ -116,7 +118,7 @@ def settings(folder: Path, sizes: Sizes, **changes: object) -> PolicyConfig:
         model_path=str(folder),
         learning_rate=1e-3,
         eps=1e-3,
-        token_budget=24 // sizes.cp,
+        token_budget=30 // sizes.cp,
         max_grad_norm=CLIP,
         load_balancing=LoadBalancingConfig(),
         replays_routes=True,
@@ -171,10 +173,11 @@ def run_layout(rank: int, port: int, base: Path, name: str, sizes: Sizes) -> Non
     worker.offload(StateKind)
     worker.load(StateKind)
     assert all(torch.equal(a, b) for a, b in zip(before, shards(worker), strict=True))
-    arrays |= {f"packed/{n}": w for n, w in packed_weights(worker, 3000).items()}
+    arrays |= {f"packed/{n}": w for n, w in packed_weights(worker, BUCKET_BYTES).items()}
     arrays |= {f"weight/{n}": p.full_tensor().detach().numpy().copy() for n, p in worker.model.named_parameters()}
     worker.export_hf(out / "export")
-    worker.save_checkpoint(out / "checkpoint")
+    if name == "qwen3_moe" and any(sizes == saved for saved, _ in RESUMED):
+        worker.save_checkpoint(out / "checkpoint")
     arrays["second_loss"] = np.array(worker.train_step([random_batch(VOCAB, 3, part)], step=1)["train/total_loss"])
     worker.shutdown()
     if rank == 0:
@@ -185,7 +188,7 @@ def run_resumed(rank: int, port: int, base: Path, saved: Sizes, sizes: Sizes) ->
     """Load another layout's checkpoint, pack, and make the next step."""
     worker = started(settings(base / "qwen3_moe" / "model", sizes, seed=9), rank, port, sizes.ranks)
     assert worker.load_checkpoint(base / "qwen3_moe" / saved.label / "checkpoint") == 1
-    arrays = {f"packed/{n}": w for n, w in packed_weights(worker, 3000).items()}
+    arrays = {f"packed/{n}": w for n, w in packed_weights(worker, BUCKET_BYTES).items()}
     loss = worker.train_step([random_batch(VOCAB, 3, sizes.part(rank))], step=1)["train/total_loss"]
     worker.shutdown()
     if rank == 0:
@@ -193,19 +196,20 @@ def run_resumed(rank: int, port: int, base: Path, saved: Sizes, sizes: Sizes) ->
 
 
 def run_recomputed(rank: int, ports: list[int], base: Path, sizes: Sizes) -> None:
-    """bfloat16, and adapters on the attention; layers are computed again and are one unit of FSDP: log-probs, and two steps."""
+    """bfloat16 for a step, and adapters on the attention for two; layers are computed again and are one unit of FSDP."""
     lora = LoraConfig(rank=2, alpha=4.0, target_modules=("q_proj",))
-    kinds: dict[str, dict[str, object]] = {"bfloat16": {"dtype": "bfloat16"}, "adapters": {"lora": lora}}
-    for kind, changes in kinds.items():
+    kinds: dict[str, tuple[int, dict[str, object]]] = {"bfloat16": (1, {"dtype": "bfloat16"}), "adapters": (2, {"lora": lora})}
+    for kind, (steps, changes) in kinds.items():
         changes = changes | {"activation_checkpointing": True}
         worker = started(settings(base / "qwen3_moe" / "model", sizes, **changes), rank, ports.pop(), sizes.ranks)
         everything = random_batch(VOCAB, 2)
         arrays = {"logprobs": worker.compute_logprobs(everything.token_ids, everything.lengths, 1.0)}
-        norms = [worker.train_step([random_batch(VOCAB, step, sizes.part(rank))], step)["train/grad_norm"] for step in range(2)]
-        packed = packed_weights(worker)
+        norms = [worker.train_step([random_batch(VOCAB, step, sizes.part(rank))], step)["train/grad_norm"] for step in range(steps)]
+        if kind == "adapters":
+            arrays |= {f"packed/{n}": w for n, w in packed_weights(worker).items()}
         worker.shutdown()
         if rank == 0:
-            write(base, f"{kind} {sizes.label}", arrays | {"norms": np.array(norms)} | {f"packed/{n}": w for n, w in packed.items()})
+            write(base, f"{kind} {sizes.label}", arrays | {"norms": np.array(norms)})
 
 
 def run_critic(rank: int, port: int, base: Path, sizes: Sizes) -> None:
@@ -290,7 +294,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of all results: ``model/LAYOUT/result.npz`` and others."""
     folder = tmp_path_factory.mktemp("experts")
     for name, config in MODELS.items():
-        save_random(config, folder / name / "model")
+        save_model(folder / name / "model", config, seed=5, bias_std=BIAS_STD)
         for layout in LAYOUTS[name]:
             (folder / name / layout.label).mkdir()
     for name, config in {"dense": Qwen2Config(**SMALL), "odd": MixtralConfig(**SMALL, num_local_experts=3)}.items():
@@ -314,10 +318,15 @@ def test_gradients_and_norms_equal_those_of_one_rank(base: Path, name: str, layo
         assert difference < 1e-6
 
 
+@pytest.fixture(scope="module")
+def plain(base: Path) -> dict[str, dict[str, np.ndarray]]:
+    """Gradients of each model by a plain loop."""
+    return {name: plain_gradients(base / name / "model", random_batch(VOCAB, 0), coefficient=0.5) for name in MODELS}
+
+
 @pytest.mark.parametrize(("name", "layout"), OTHERS, ids=IDS)
-def test_gradients_equal_a_plain_transformers_loop(base: Path, name: str, layout: str) -> None:
-    found = read(base / name / layout, "result", "grad/")
-    expected = plain_gradients(base / name / "model", random_batch(VOCAB, 0), coefficient=0.5)
+def test_gradients_equal_a_plain_transformers_loop(base: Path, plain: dict[str, dict[str, np.ndarray]], name: str, layout: str) -> None:
+    found, expected = read(base / name / layout, "result", "grad/"), plain[name]
     norm = np.sqrt(sum(np.square(gradient, dtype=np.float64).sum() for gradient in expected.values()))
     assert norm > 2 * CLIP  # so that weights after a step show whether clipping is right too
     assert found.pop("norm") == pytest.approx(norm, rel=1e-6)
@@ -379,7 +388,7 @@ def test_bfloat16_with_recomputed_layers(base: Path) -> None:
     difference = np.abs(one["logprobs"] - four["logprobs"])
     assert difference.mean() < 0.02
     assert np.median(difference) < 0.01  # sums over tp round otherwise, so that a token may go to another expert
-    assert four["norms"][0] == pytest.approx(one["norms"][0], rel=0.05)
+    assert four["norms"] == pytest.approx(one["norms"], rel=0.05)
 
 
 def test_adapters_are_on_the_attention_and_experts_stay(base: Path) -> None:

@@ -14,13 +14,12 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, MixtralConfig, 
 from rljob_runtime.engine.vllm.engine import VllmEngine
 from rljob_runtime.records import GenerationRequest, Sampling, WeightManifest
 from rljob_runtime.training.worker import PolicyWorker
-from rljob_runtime.weightsync.checkpoint_names import is_router_bias
 from rljob_runtime.weightsync.packing import plan_buckets
 from tests.integration.rank_processes import random_batch
 from tests.integration.test_mixture_ranks import watched_choices
 from tests.support.engine_contract import TIMEOUT_S, TOLERANCE, config_for, drain, expected_scores
 from tests.support.records import ids
-from tests.support.trainers import one_at_a_time, policy
+from tests.support.trainers import one_at_a_time, policy, save_model
 from tests.support.vllm_engine import running
 
 VOCAB = 60
@@ -44,15 +43,6 @@ MODELS: dict[str, PretrainedConfig] = {
 PROBES = [(5, 17, 33, 8, 9, 10), (4, 4), tuple(range(1, 59)) * 3]
 
 
-def save_random(config: PretrainedConfig, folder: Path) -> None:
-    torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(config)
-    for name, buffer in model.named_buffers():
-        if is_router_bias(name):
-            buffer.normal_(std=0.2)
-    model.save_pretrained(folder)
-
-
 def updates(folder: Path, rate: float) -> tuple[WeightManifest, list[list[np.ndarray]]]:
     """Buckets after one training step and after two, and exports of both; before the engine, which has a process group of its own."""
     made = []
@@ -71,8 +61,7 @@ def updates(folder: Path, rate: float) -> tuple[WeightManifest, list[list[np.nda
 def test_engines_have_the_trainers_weights_after_every_update(tmp_path: Path) -> None:
     """The second update reloads layers that were reloaded."""
     for name, config in MODELS.items():
-        folder = tmp_path / name
-        save_random(config, folder)
+        folder = save_model(tmp_path / name, config, seed=3, bias_std=0.2)
         manifest, made = updates(folder, rate=0.05 if name == "deepseek_v3" else 0.0)
         plain = [AutoModelForCausalLM.from_pretrained(folder / f"v{v}", dtype=torch.float32).eval() for v in (1, 2)]
         with running(replace(config_for(str(folder)), returns_routes=True)) as engine:

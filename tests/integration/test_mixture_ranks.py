@@ -32,11 +32,10 @@ from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.replay import replay_of
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.worker import PolicyWorker
-from rljob_runtime.weightsync.checkpoint_names import is_router_bias
 from tests.integration.rank_processes import fork_ranks, full_gradients, packed_weights, random_batch, read, run_script, write
 from tests.support.pace import HANG_S
 from tests.support.routes import routes_of
-from tests.support.trainers import StartPolicy, one_at_a_time, policy
+from tests.support.trainers import StartPolicy, one_at_a_time, policy, save_model
 
 VOCAB = 61
 SMALL: dict[str, Any] = {
@@ -61,7 +60,7 @@ MODELS: dict[str, PretrainedConfig] = {
     "mixtral": MixtralConfig(**SMALL, num_local_experts=3, num_experts_per_tok=2),
     "deepseek_v3": deepseek(9),
 }
-BIAS_RATE = 0.01
+BIAS_RATE, BIAS_STD = 0.01, 0.05
 PARTS = {1: [slice(0, 11)], 2: [slice(0, 9), slice(9, 11)]}
 """Sequences of each rank; uneven, so that the first has more micro-batches."""
 NUM_PORTS = 8
@@ -75,15 +74,6 @@ def settings(folder: Path, **changes: object) -> PolicyConfig:
 
 def bias_rate(name: str) -> float:
     return BIAS_RATE if name == "deepseek_v3" else 0.0
-
-
-def save_random(config: PretrainedConfig, folder: Path) -> None:
-    torch.manual_seed(5)
-    model = AutoModelForCausalLM.from_config(config)
-    for name, buffer in model.named_buffers():
-        if is_router_bias(name):
-            buffer.normal_(std=0.05)
-    model.save_pretrained(folder)
 
 
 def gradients(worker: PolicyWorker, batch: TrainBatch) -> dict[str, np.ndarray]:
@@ -156,7 +146,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with every model, and what one rank and two made of it."""
     folder = tmp_path_factory.mktemp("mixtures")
     for name, config in MODELS.items():
-        save_random(config, folder / name)
+        save_model(folder / name, config, seed=5, bias_std=BIAS_STD)
         for world_size in PARTS:
             (folder / f"{name}-{world_size}").mkdir()
     run_script(__file__, folder)

@@ -60,6 +60,7 @@ from tests.integration.rank_processes import (
     write,
 )
 from tests.integration.test_critic import set_head
+from tests.integration.test_mixture_ranks import deepseek
 from tests.support.pace import HANG_S
 from tests.support.ports import free_port
 
@@ -522,8 +523,9 @@ def test_a_frozen_policy_of_any_layout_scores_as_one_rank_does(base: Path, layou
         (Qwen2Config(**SMALL | {"num_attention_heads": 6, "num_key_value_heads": 6}, vocab_size=61), 4, "num_attention_heads 6"),
         (MistralConfig(**SMALL | {"num_key_value_heads": 4, "intermediate_size": 70}, vocab_size=61), 4, "intermediate_size 70"),
         (GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=61), 2, "model type gpt2 has no tensor-parallel plan"),
+        (deepseek(6), 2, "model type deepseek_v3 has no tensor-parallel plan"),
     ],
-    ids=["kv heads", "heads", "channels", "unknown model"],
+    ids=["kv heads", "heads", "channels", "unknown model", "latent attention and biased routers"],
 )
 def test_a_layout_that_does_not_fit_is_refused(config: PretrainedConfig, tp: int, message: str) -> None:
     with torch.device("meta"):

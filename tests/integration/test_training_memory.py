@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rljob_api import memory, planner
 from rljob_api.memory import engine_needs, layer_activations, step_needs, training_needs
+from rljob_api.memory.adapters import adapter_parameters
 from rljob_api.memory.layer_activations import Attending, TreeSizes, cpu_attending, layer_bytes_per_token
 from rljob_api.memory.shape import LATENT_TYPES, MAX_INT8_EXPERTS, SHARED_TYPES
 from rljob_api.planning.plan import Plan
@@ -30,7 +31,8 @@ from rljob_runtime.training import model as training_model
 from rljob_runtime.training.attention import Packing
 from rljob_runtime.training.bfloat16_adamw import STRETCH_NUMBERS
 from rljob_runtime.training.compiling import compile_layers
-from rljob_runtime.training.config import PolicyConfig
+from rljob_runtime.training.config import LoraConfig, PolicyConfig
+from rljob_runtime.training.lora import ADAPTER_NAMES, add_adapters
 from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.microbatch import make_micro_batches
 from rljob_runtime.training.packing import TreePart
@@ -95,6 +97,19 @@ def test_parameters_are_those_of_the_real_model(name: str) -> None:
     assert shape.decoder.layer_expert_parameters == experts[largest]
     assert shape.decoder.root_parameters == shape.parameters - sum(p.numel() for p in layers.parameters())
     assert memory.shape_from_config(json.loads(model.config.to_json_string(use_diff=False))) == shape
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe, all sparse", "qwen2_moe", "glm4_moe"])
+def test_adapters_are_those_of_the_real_model(kind: str) -> None:
+    """Of all linear layers, those of shared experts among them."""
+    config = CONFIGS[kind] | {"mlp_only_layers": [], "first_k_dense_replace": 0}
+    document = manifest()
+    document["spec"]["model"] = {"path": "x", "lora": {"rank": 2}}
+    spec = RLJob.model_validate_json(json.dumps(document)).spec
+    model = build(config)
+    add_adapters(training_model.decoder_layers(model), LoraConfig(rank=2, alpha=4.0), seed=0)
+    really = sum(p.numel() for name, p in model.named_parameters() if name.endswith(ADAPTER_NAMES))
+    assert adapter_parameters(spec, memory.shape_from_config(config)) == really
 
 
 @pytest.fixture

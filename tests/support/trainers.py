@@ -14,6 +14,7 @@ from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.model import load_model, token_logprobs
 from rljob_runtime.training.parallel import Layout
 from rljob_runtime.training.worker import PolicyWorker
+from rljob_runtime.weightsync.checkpoint_names import is_router_bias
 from tests.support.ports import free_port
 
 VOCAB = 61
@@ -35,10 +36,14 @@ def tiny_qwen2(**changes: Any) -> Qwen2Config:
     return Qwen2Config(**sizes | changes)
 
 
-def save_model(folder: Path, config: PretrainedConfig, *, seed: int) -> Path:
-    """Write a model with random weights; returns the folder."""
+def save_model(folder: Path, config: PretrainedConfig, *, seed: int, bias_std: float = 0.0) -> Path:
+    """Write a model with random weights, and correction biases of routers with this standard deviation; returns the folder."""
     torch.manual_seed(seed)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(config)
+    for name, buffer in model.named_buffers():
+        if is_router_bias(name):
+            buffer.normal_(std=bias_std)
+    model.save_pretrained(folder)
     return folder
 
 

@@ -108,7 +108,7 @@ def test_the_shape_of_a_config(name: str) -> None:
 def test_latent_attention_caches_one_vector_per_token_on_every_device() -> None:
     decoder = memory.shape_from_config(CONFIGS["deepseek_v3"]).decoder
     assert decoder is not None
-    assert (decoder.cached_numbers, decoder.head_dim, decoder.num_kv_heads) == (24 + 8, 16 + 8, 4)
+    assert (decoder.cached_numbers(2), decoder.head_dim, decoder.num_kv_heads) == (24 + 8, 16 + 8, 4)
     for tensor in (1, 2):
         actor, infer, reward = (component.model_dump(by_alias=True, mode="json", exclude_unset=True) for component in config_r().components)
         infer["placement"]["devicesPerWorker"], infer["engine"]["tensorParallelSize"] = tensor, tensor

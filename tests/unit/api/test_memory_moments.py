@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -12,7 +13,7 @@ from rljob_api.memory.layer_activations import Attending, TreeSizes, cpu_attendi
 from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1 import RLJob
 from tests.unit.api.manifests import manifest
-from tests.unit.api.model_configs import QWEN25_7B
+from tests.unit.api.model_configs import CONFIGS, QWEN25_7B
 
 PARAMETERS, HEAD, LAYER = 7_615_616_512, 152_064 * 3584, 233_057_792
 ROOT = 2 * HEAD + 3584
@@ -133,3 +134,14 @@ def test_long_responses_to_a_short_prompt_share_nothing() -> None:
     decoder = memory.shape_from_config(QWEN25_7B).decoder
     assert decoder is not None
     assert cpu_attending(decoder, TreeSizes(prompt_tokens=1, response_tokens=8192, samples=2)) is Attending.DIRECT
+
+
+def test_whether_a_prompt_is_shared_follows_from_the_projections_of_latent_attention() -> None:
+    """They have fewer parameters than those of queries, keys and values as wide; the trainer (``sharing``) decides the same."""
+    config = CONFIGS["deepseek_v3"] | {"num_attention_heads": 16, "num_key_value_heads": 16, "first_k_dense_replace": 1}
+    config |= {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 96, "qk_rope_head_dim": 32, "v_head_dim": 128}
+    decoder = memory.shape_from_config(config).decoder
+    assert decoder is not None
+    tree = TreeSizes(prompt_tokens=8, response_tokens=31, samples=4)
+    assert cpu_attending(decoder, tree) is Attending.DIRECT
+    assert cpu_attending(dataclasses.replace(decoder, latent_parameters=0), tree) is Attending.BRANCHES

@@ -25,13 +25,22 @@ def sent_parameters(spec: RLJobSpec, shape: ModelShape) -> int:
 
 
 def _linear_sizes(decoder: DecoderShape) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) of the linear layers of one decoder layer, by their names in transformers."""
-    hidden, query, kv, inner = decoder.hidden_size, decoder.query_size, decoder.kv_size, decoder.intermediate_size
+    """(inputs, outputs) of the linear layers of one decoder layer, by their names in transformers.
+
+    Of a mixture those of a layer with experts, which have none, and latent attention as one of the same widths.
+    """
+    hidden, query, kv = decoder.hidden_size, decoder.query_size, decoder.kv_size
+    inner = decoder.shared_size if decoder.num_experts else decoder.intermediate_size
     attention = {"q_proj": (hidden, query), "k_proj": (hidden, kv), "v_proj": (hidden, kv), "o_proj": (query, hidden)}
-    if decoder.num_experts:
+    if not inner:
         return attention
-    return attention | {
-        "gate_proj": (hidden, inner),
-        "up_proj": (hidden, inner),
-        "down_proj": (inner, hidden),
-    }
+    gate = {"shared_expert_gate": (hidden, 1)} if decoder.gates_shared_experts else {}
+    return (
+        attention
+        | gate
+        | {
+            "gate_proj": (hidden, inner),
+            "up_proj": (hidden, inner),
+            "down_proj": (inner, hidden),
+        }
+    )

@@ -180,12 +180,9 @@ class EngineNeeds:
         )
 
     def _bytes_per_token(self, decoder: DecoderShape) -> int:
-        """Keys and values of one device's layers and heads; heads are repeated where there are fewer than devices, and so are latents."""
+        """What a device caches of its layers."""
         layers = ceil_div(decoder.num_layers, self.engine.pipeline_parallel_size)
-        if decoder.latent_size:
-            return layers * decoder.latent_size * self._number
-        heads = ceil_div(decoder.num_kv_heads, self.engine.tensor_parallel_size)
-        return 2 * layers * heads * decoder.head_dim * self._number
+        return layers * decoder.cached_numbers(self.engine.tensor_parallel_size) * self._number
 
     def _reloading(self) -> tuple[Need, ...]:
         """The largest layer once more while it is loaded and packed, and buckets where they arrive on the device."""

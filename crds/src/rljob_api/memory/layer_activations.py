@@ -63,7 +63,7 @@ def cpu_attending(decoder: DecoderShape, tree: TreeSizes) -> Attending:
     if tree.samples == 1:
         return Attending.DIRECT
     pair = 4.0 * decoder.query_size
-    token = 2.0 * decoder.hidden_size * (2 * decoder.query_size + 2 * decoder.kv_size + 3 * decoder.intermediate_size)
+    token = 2.0 * (decoder.attention_parameters + 3 * decoder.hidden_size * decoder.intermediate_size)
     branches = pair * (tree.masked_pairs + tree.prompt_tokens**2 / 2) + CPU_CALL_FLOPS * (tree.samples + 1)
     masked = pair * tree.tokens**2
     full = tree.prompt_tokens + tree.response_tokens
@@ -91,7 +91,7 @@ def layer_bytes_per_token(
     * queries and keys that are normalized (Qwen3): the same without the output, which the attention has;
     * the attention, see :func:`_attention_bytes`;
     * the MLP: both halves, the activated one and the product; of a mixture also each expert's input and output, and the router's
-      probabilities, weights and four orders of tokens; of a shared expert its output and the number that it is multiplied by.
+      probabilities, weights and four orders of tokens; of a shared expert that has a gate its output and the number that this multiplies.
 
     Compiled layers (``rljob_runtime.training.compiling``) keep input and output of the norms, both halves of the MLP and their product, and
     of normalized queries and keys their input; the rest is computed again within kernels of the backward pass.
@@ -127,14 +127,14 @@ def layer_bytes_per_token(
         routed = decoder.experts_per_token
         inner += 2 * number * routed * decoder.hidden_size
         inner += FLOAT32_BYTES * (decoder.num_experts + routed) + 4 * INDEX_BYTES * routed
-    if decoder.has_shared_experts:
+    if decoder.gates_shared_experts:
         inner += number * (decoder.hidden_size + 1)
     return norms + ceil_div(inner, tensor)
 
 
 def _mixture_input(decoder: DecoderShape, tensor: int) -> int:
-    """Numbers of the input of a mixture's block whose tokens are divided."""
-    return ceil_div(decoder.hidden_size, tensor) + (decoder.hidden_size if decoder.has_shared_experts else 0)
+    """Numbers of the input of a mixture's block whose tokens are divided; of those that can be, shared experts have gates."""
+    return ceil_div(decoder.hidden_size, tensor) + (decoder.hidden_size if decoder.gates_shared_experts else 0)
 
 
 def exchanged_numbers(decoder: DecoderShape, experts: int) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rljob_api.errors import ModelShapeError, show
+from rljob_api.memory.units import ceil_div
 
 MAX_SIZE = 10**12
 """Upper bound of every size in a config."""
@@ -50,8 +51,10 @@ class DecoderShape:
     """Experts of a mixture layer; 0 for a dense model."""
     experts_per_token: int = 0
     """Those that one token passes, without a shared one."""
-    has_shared_experts: bool = False
-    """Whether there is an MLP that all tokens pass beside the experts."""
+    gates_shared_experts: bool = False
+    """Whether the output of an MLP that all tokens pass beside the experts is multiplied by a gate (Qwen2-MoE); others add it alone."""
+    shared_size: int = 0
+    """Width of that MLP; 0 without one."""
     expert_parameters: int = 0
     """Parameters of the experts of all layers, without routers and shared ones."""
     layer_expert_parameters: int = 0
@@ -95,10 +98,12 @@ class DecoderShape:
         """Parameters of a layer's attention, without norms and biases where it is not latent."""
         return self.latent_parameters or 2 * self.hidden_size * (self.query_size + self.kv_size)
 
-    @property
-    def cached_numbers(self) -> int:
-        """What an engine on one device caches of a token in a layer."""
-        return self.latent_size or 2 * self.kv_size
+    def cached_numbers(self, devices: int) -> int:
+        """What each of the tensor-parallel devices of an engine caches of a token in a layer.
+
+        Heads are repeated where there are fewer than devices, and so are latents.
+        """
+        return self.latent_size or 2 * ceil_div(self.num_kv_heads, devices) * self.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +155,8 @@ def shape_from_config(config: Mapping[str, object]) -> ModelShape:
         qk_norm=_normalizes_heads(config, str(model_type)),
         num_experts=num_experts,
         experts_per_token=_size(config, "num_experts_per_tok") if num_sparse else 0,
-        has_shared_experts=num_sparse > 0 and model_type == "qwen2_moe",
+        gates_shared_experts=num_sparse > 0 and model_type == "qwen2_moe",
+        shared_size=_shared_width(config, str(model_type)) if num_sparse else 0,
         expert_parameters=num_sparse * in_experts,
         layer_expert_parameters=in_experts if num_sparse == num_layers or sparse_layer > dense_layer else 0,
         latent_size=_size(config, "kv_lora_rank") + _size(config, "qk_rope_head_dim") if model_type in LATENT_TYPES else 0,
@@ -217,16 +223,20 @@ def _sparse_mlp(config: Mapping[str, object], model_type: str, hidden: int) -> t
         key = "n_routed_experts"
     experts, active = _size(config, key), _size(config, "num_experts_per_tok")
     width = _size(config, "intermediate_size" if model_type == "mixtral" else "moe_intermediate_size")
-    in_experts = experts * 3 * hidden * width
-    parameters = in_experts + experts * hidden
-    shared = _size(config, "shared_expert_intermediate_size") if model_type == "qwen2_moe" else 0
-    if shared:
-        parameters += 3 * hidden * shared + hidden
-    if model_type in SHARED_TYPES:
-        shared = width * _size(config, "n_shared_experts")
-        parameters += 3 * hidden * shared
-        parameters += 2 * shared + hidden if config.get("mlp_bias") is True and model_type == "deepseek_v2" else 0
+    in_experts, shared = experts * 3 * hidden * width, _shared_width(config, model_type)
+    parameters = in_experts + experts * hidden + 3 * hidden * shared
+    if model_type == "qwen2_moe":  # the gate
+        parameters += hidden
+    if config.get("mlp_bias") is True and model_type == "deepseek_v2":
+        parameters += 2 * shared + hidden
     return parameters, active * width + shared, experts, in_experts
+
+
+def _shared_width(config: Mapping[str, object], model_type: str) -> int:
+    """Width of what all tokens pass beside the experts; 0 without."""
+    if model_type == "qwen2_moe":
+        return _size(config, "shared_expert_intermediate_size")
+    return _size(config, "moe_intermediate_size") * _size(config, "n_shared_experts") if model_type in SHARED_TYPES else 0
 
 
 def _num_sparse_layers(config: Mapping[str, object], model_type: str, num_layers: int) -> int:

@@ -69,19 +69,19 @@ class Weights:
     """Parameters that a token is multiplied with, the head included."""
     parameters: int
     experts: float
-    """Parameters of all experts."""
+    """Parameters of all experts but shared ones."""
     routed_share: float
     """Of the experts, by one token."""
     routed_numbers: float
     """Hidden states of one token that its experts take, in all layers."""
     cache_numbers: float
-    """Keys and values of one token."""
+    """Of one token, on all devices of an engine together."""
     attention: float
     """Layers times width of all query heads; 0 where sizes are not known."""
     num_layers: int
 
 
-def weights_of(shape: ModelShape) -> Weights:
+def weights_of(shape: ModelShape, layout: Layout) -> Weights:
     """From the sizes of a model; of a dense one of which only the parameters are known, without attention and caches."""
     decoder = shape.decoder
     if decoder is None:
@@ -101,14 +101,14 @@ def weights_of(shape: ModelShape) -> Weights:
     if decoder.num_experts:
         outside = decoder.attention_parameters + hidden * decoder.num_experts
         active = float(layers * (outside + 3 * hidden * decoder.intermediate_size))
-        experts = float(in_layers - layers * outside)
+        experts = float(decoder.expert_parameters)
     return Weights(
         active=active + decoder.embedding_parameters,
         parameters=shape.parameters,
         experts=experts,
-        routed_share=layers * 3 * hidden * decoder.intermediate_size / experts if experts else 0.0,
+        routed_share=decoder.experts_per_token / decoder.num_experts if experts else 0.0,
         routed_numbers=float(layers * decoder.experts_per_token * hidden),
-        cache_numbers=float(decoder.cached_numbers * layers),
+        cache_numbers=float(layers * layout.engine_tensor_devices * decoder.cached_numbers(layout.engine_tensor_devices)),
         attention=float(layers * decoder.query_size),
         num_layers=layers,
     )
@@ -131,7 +131,7 @@ def simulated(spec: RLJobSpec, layout: Layout, shape: ModelShape | None, device:
         raise SetupError("--simulate: the size of the model is not known; set spec.model.parameterCount, or point model.path at its folder")
     lengths, unit = response_lengths(spec, mean_response)
     mean = float(lengths.table.mean()) * unit
-    weights = weights_of(shape)
+    weights = weights_of(shape, layout)
     return Simulated(
         world=_world(spec, layout, weights, device, mean, unit),
         lengths=lengths,

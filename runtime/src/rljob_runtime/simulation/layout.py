@@ -24,6 +24,8 @@ class Layout:
     engines: int
     engine_devices: int
     """Of one engine."""
+    engine_stages: int
+    """Pipeline stages of one engine."""
     max_engine_devices: int
     """Devices of the smallest node with an engine: an engine is on one node."""
     slots: int
@@ -43,6 +45,11 @@ class Layout:
     def rollout_devices(self) -> int:
         """Of all engines."""
         return self.engines * self.engine_devices
+
+    @property
+    def engine_tensor_devices(self) -> int:
+        """Of one engine those that share each layer."""
+        return max(self.engine_devices // self.engine_stages, 1)
 
     @property
     def devices(self) -> int:
@@ -82,6 +89,7 @@ def layout_of(spec: RLJobSpec, plan: Plan) -> Layout:
         device_unit=min(spec.training.device_unit, len(training)),
         engines=sum(component.world_size for component in rollouts),
         engine_devices=size,
+        engine_stages=engine.pipeline_parallel_size,
         max_engine_devices=min(plan.nodes[rank].num_devices for rank in rollout_nodes),
         slots=engine.max_running_requests,
         caches_prefixes=engine.prefix_caching,

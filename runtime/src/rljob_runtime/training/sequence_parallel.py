@@ -152,7 +152,13 @@ def _summed_own(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def _gathered(own: torch.Tensor, width: int, group: dist.ProcessGroup) -> torch.Tensor:
-    parts = own.new_empty(group.size(), *own.shape)
-    dist.all_gather_single(parts.view(-1), own.contiguous().view(-1), group=group)
-    whole = parts.transpose(0, 1).flatten(1, 2)
-    return whole if whole.shape[1] == width and whole._base is None else whole[:, :width].clone()  # FSDP2 wants no view of a layer
+    """All tokens (rows, width, H), which are no view of another tensor, as FSDP2 wants it of what a layer returns.
+
+    One row without padding arrives as it is to be; others are copied.
+    """
+    (rows, tokens), size = own.shape[:2], group.size()
+    whole = own.new_empty(rows, size * tokens, *own.shape[2:])
+    dist.all_gather_single(whole.view(-1), own.contiguous().view(-1), group=group)
+    if rows > 1:  # they arrive rank by rank
+        whole = whole.view(size, *own.shape).transpose(0, 1).flatten(1, 2)
+    return whole if whole.shape[1] == width and whole._base is None else whole[:, :width].clone()

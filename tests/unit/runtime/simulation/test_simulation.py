@@ -25,7 +25,7 @@ from rljob_runtime.simulation.measured import Measurement
 from rljob_runtime.simulation.virtual_time import run_virtual
 from rljob_runtime.simulation.world import DecodeStep
 from tests.layout.tree import ROOT
-from tests.unit.api.model_configs import QWEN25_7B
+from tests.unit.api.model_configs import CONFIGS, QWEN25_7B
 
 QUICKSTART = ROOT / "examples" / "quickstart.yaml"
 RECORDED = ROOT / "tests" / "data" / "overlap_recorded.json"
@@ -165,6 +165,37 @@ def test_a_decoding_step_reads_weights_until_arithmetic_takes_longer():
 def test_a_mixture_reads_the_experts_that_are_in_use():
     decode = DecodeStep(fixed_s=1.0, experts_s=16.0, routed_share=0.25)
     assert [decode.seconds(n) for n in (1, 2)] == [1 + 4, 1 + 16 * (1 - 0.75**2)]
+
+
+@pytest.mark.parametrize(
+    ("config", "of_a_token"),
+    [
+        (CONFIGS["deepseek_v3"], 3 * (24 + 8)),  # latents
+        (QWEN25_7B | {"num_key_value_heads": 1}, 28 * 2 * 128),
+    ],
+)
+def test_devices_that_share_a_layer_each_cache_latents_and_the_heads_that_they_share(config: dict[str, object], of_a_token: int):
+    engines = {"tensorParallelSize": 2}, {"pipelineParallelSize": 2, "type": "VLLM"}
+    cached = []
+    for engine in engines:
+        components = [
+            {"name": "trainer", "role": "Trainer", "placement": {"ranks": "0-3"}},
+            {"name": "engine", "role": "Rollout", "placement": {"ranks": "4-7"}, "engine": engine},
+            {"name": "reward", "role": "Reward", "placement": {"workers": 1}},
+        ]
+        checked = check(job(components=components), runnable=False)
+        layout = layout_of(checked.job.spec, checked.plan)
+        assert layout.engine_devices == 2
+        cached.append(costs.weights_of(shape_from_config(config), layout).cache_numbers)
+    assert cached == [2 * of_a_token, of_a_token]
+
+
+def test_shared_experts_are_read_and_gathered_by_every_device():
+    checked = check(job(), runnable=False)
+    weights = costs.weights_of(shape_from_config(CONFIGS["qwen2_moe"]), layout_of(checked.job.spec, checked.plan))
+    hidden, sparse = CONFIGS["qwen2_moe"]["hidden_size"], CONFIGS["qwen2_moe"]["num_hidden_layers"] - 1
+    assert weights.experts == sparse * 8 * 3 * hidden * 48
+    assert weights.routed_share == 2 / 8
 
 
 @pytest.mark.parametrize("ratio", [0, 1])

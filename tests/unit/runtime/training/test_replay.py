@@ -30,9 +30,8 @@ from rljob_runtime.training.model import layer_costs, load_model
 from rljob_runtime.training.replay import check_routes, replay_of
 from rljob_runtime.training.routers import choices_of
 from rljob_runtime.training.step import run_micro_batch
-from rljob_runtime.weightsync.checkpoint_names import is_router_bias
 from tests.support.routes import routes_of
-from tests.support.trainers import tiny_qwen2, whole_policy
+from tests.support.trainers import save_model, tiny_qwen2, whole_policy
 
 SMALL: dict[str, Any] = {
     **{"vocab_size": 31, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 3, "num_attention_heads": 4},
@@ -68,12 +67,7 @@ FORCED = routes_of(TOKENS, PLACES, layers=3, chosen=2, experts=5)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("mixtures")
     for name, config in MODELS.items():
-        torch.manual_seed(5)
-        model = AutoModelForCausalLM.from_config(config)
-        for buffer_name, buffer in model.named_buffers():
-            if is_router_bias(buffer_name):
-                buffer.normal_(std=0.3)
-        model.save_pretrained(made / name)
+        save_model(made / name, config, seed=5, bias_std=0.3)
     return made
 
 

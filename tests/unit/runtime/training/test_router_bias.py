@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Qwen3MoeConfig
 
 from rljob_api.memory.shape import LATENT_TYPES
-from rljob_api.rules.model import BIASED_MODELS, MIXTURE_MODELS
+from rljob_api.rules.model import BIASED_MODELS, DIVIDED_MIXTURES, MIXTURE_MODELS
 from rljob_runtime.errors import ModelError
 from rljob_runtime.training.balance import routing_sums
 from rljob_runtime.training.config import LoraConfig, PolicyConfig
@@ -133,3 +133,4 @@ def test_types_that_can_be_trained_have_the_routers_that_rules_and_pages_say() -
         assert len(biases) == (len(routers) if kind in BIASED_MODELS else 0), kind
         assert rows[kind][-1].startswith("yes") is (kind in BIASED_MODELS), kind
         assert ("latent" in rows[kind][2]) is (kind in LATENT_TYPES), kind
+        assert (rows[kind][4] == "yes") is (kind in DIVIDED_MIXTURES), kind
