@@ -94,8 +94,8 @@ class Settings:
                 values[field.name] = _PARSERS[str(field.type)](text)
             except ValueError:
                 problems.append(f"{name}={text!r} is not of type {field.type}")
-        if ":" in environment.get("KUBERNETES_SERVICE_HOST", ""):
-            values.setdefault("listen_address", "::")
+        if not values.get("listen_address"):
+            values["listen_address"] = "::" if ":" in environment.get("KUBERNETES_SERVICE_HOST", "") else "0.0.0.0"
         problems += _out_of_range(values) + _bad_egress(str(values.get("egress", "")))
         problems += _bad_peers(str(values.get("metrics_from", "")))
         if problems:

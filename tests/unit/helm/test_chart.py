@@ -139,6 +139,7 @@ def test_defaults_of_chart_and_operator_agree():
         "requests": defaults["requests"],
         "logLevel": defaults["log_level"],
         "logFormat": defaults["log_format"],
+        "listenAddress": "",  # that of the API server's family
     }
     assert chart["kuberay"]["namespace"] == defaults["kuberay_namespace"]
     assert ",".join(chart["watch"]["namespaces"]) == defaults["namespaces"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import subprocess
@@ -154,13 +155,14 @@ def test_bytes_reach_the_last_member_before_the_sender_has_sent_all(members: lis
             raise WeightSyncError("seen enough")
 
     # The sender has only half of the bytes: the other half never comes.
-    calls = [pool.submit(pass_on, members[0], sent[: size_bytes // 2])]
+    calls = [pool.submit(pass_on, members[0], sent[: size_bytes // 2], None, in_time)]
     calls += [pool.submit(pass_on, member, np.zeros(size_bytes, dtype=np.uint8), None, in_time) for member in members[1:3]]
     calls += [pool.submit(pass_on, members[3], last, None, held_back)]
-    assert calls[0].result(HANG_S) is None
     for call in calls[1:]:
         with pytest.raises(WeightSyncError, match="seen enough"):
             call.result(HANG_S)
+    with contextlib.suppress(WeightSyncError):  # its half may be on its way when the next member stops taking it
+        calls[0].result(HANG_S)
     assert waited_for[-1][0] == 2
 
 
