@@ -95,7 +95,7 @@ def thinned(rows: Sequence[str], most: int = 9) -> list[str]:
 
 def gpu_newer(values: Values) -> list[str]:
     """How many lines the checks added last have, and how many passed."""
-    lines = [line for part in ("transports", "engine_variants") for line in values[part]["lines"]]
+    lines = [line for part in ("transports", "stall", "engine_variants") for line in values[part]["lines"]]
     return [f"{len(lines)}", f"{sum(line['verdict'] == 'PASS' for line in lines)}"]
 
 

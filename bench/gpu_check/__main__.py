@@ -68,7 +68,7 @@ def measured(wanted: Sequence[Check], scale: Scale, report: Report, ends_s: floa
         with limited(ends_s - time.monotonic(), "--minutes"):
             for check in wanted:
                 report.begin(left.pop(0))
-                with closing(run(check, scale, ends_s)) as lines:
+                with closing(run(check, scale, ends_s, is_last=not left)) as lines:
                     for line in lines:
                         report.add(line)
             report.end()
@@ -100,7 +100,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help=f"one check, can be repeated: {names}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every value, limit and bound as JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table for an issue or a page")
-    minutes = f"checks that would take longer are skipped, and one that does is cut off (default: {GPU_MINUTES:g}; without a GPU no limit)"
+    minutes = "checks that would take longer are skipped, except the last, and one that does is cut off "
+    minutes += f"(default: {GPU_MINUTES:g}; without a GPU no limit)"
     parser.add_argument("--minutes", type=float, help=minutes)
     parser.add_argument("--folder", type=Path, metavar="DIR", help="for models and a checkpoint, meanwhile (default: TMPDIR)")
     arguments = parser.parse_args(argv)

@@ -81,12 +81,14 @@ def test_a_check_that_breaks_is_a_failed_line_and_one_without_time_is_skipped(tm
     scale = cpu(tmp_path)
     broken = Check(name="broken", entry="limits:file_rate", expected_s=1)  # takes another argument
     monkeypatch.setattr(checks, "_function", lambda check: lambda scale: (_ for _ in ()).throw(RuntimeError("out of memory")))
-    (line,) = checks.run(broken, scale, time.monotonic())
+    (line,) = checks.run(broken, scale, time.monotonic(), is_last=True)
     assert line.verdict is Verdict.FAIL
     assert "out of memory" in line.failed
     monkeypatch.setattr(type(scale), "on_cuda", property(lambda self: True))
-    (late,) = checks.run(broken, scale, time.monotonic())
+    (late,) = checks.run(broken, scale, time.monotonic(), is_last=False)
     assert late.verdict is Verdict.SKIP
+    (tried,) = checks.run(broken, scale, time.monotonic(), is_last=True)
+    assert tried.verdict is Verdict.FAIL
 
 
 def test_what_is_cut_off_leaves_its_lines_and_says_what_was_under_way(tmp_path, monkeypatch, capsys):
