@@ -126,12 +126,13 @@ FROM base AS runtime-base
 ARG PIP_INDEX_URL
 # cpu or gpu: which build of vLLM.
 ARG ENGINE=cpu
-# libnuma1: vLLM's CPU kernels link it and no wheel carries it. A compiler only for gpu: Triton compiles launchers while a job runs.
+# libnuma1: vLLM's CPU kernels link it and no wheel carries it. Compilers only for gpu: Triton compiles launchers while a
+# job runs, and torch C++ code beside the compiled layers of adapters.
 RUN set -eu; \
     packages=""; \
     python3 -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || packages="$packages libnuma1"; \
     if [ "$ENGINE" = gpu ]; then \
-        packages="$packages gcc libc6-dev"; \
+        packages="$packages g++ libc6-dev"; \
         [ -e "$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["include"])')/Python.h" ] || packages="$packages python3-dev"; \
     fi; \
     if [ -n "$packages" ]; then \

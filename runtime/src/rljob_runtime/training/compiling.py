@@ -51,7 +51,7 @@ def compile_layers(layers: Sequence[nn.Module]) -> None:
     """Compile in place, which the first passes then do: tens of seconds.
 
     Numbers of modules, such as the scale of adapters, become constants in this process. By default torch passes them in as tensors on the
-    CPU, which on a GPU makes it compile C++ code beside each layer's kernels, with headers and a compiler that the image lacks.
+    CPU, which on a GPU makes it compile C++ code beside each layer's kernels.
 
     Args:
         layers: decoder layers, before ``fully_shard``.
