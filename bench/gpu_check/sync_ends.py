@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -125,11 +125,16 @@ def total(tensor: torch.Tensor) -> int:
 
 
 def serve(rank: int, kind: str, settings: Mapping[str, Any], calls: Any) -> None:
-    """Answer ``(method, arguments)`` with ``(value, None)`` or ``(None, error)``, until the other end is closed."""
+    """In a process of its own: see :func:`answer_calls`."""
     torch.set_num_threads(1)
     ranks.environment(rank, settings["devices"])
+    answer_calls(lambda: Trainer(settings) if kind == "trainer" else Receiver(settings), calls)
+
+
+def answer_calls(make: Callable[[], object], calls: Any) -> None:
+    """Make an object, and answer ``(method, arguments)`` with ``(value, None)`` or ``(None, error)``, until the other end is closed."""
     try:
-        target = Trainer(settings) if kind == "trainer" else Receiver(settings)
+        target = make()
     except Exception as error:  # noqa: BLE001 - the parent reports it
         traceback.print_exc()
         calls.send((None, _sendable(error)))
