@@ -110,11 +110,15 @@ class FetchingReceiver:
     tests = ()
 
     def __init__(self, *, owner: str) -> None:
+        self.copies = owner
         self._images = Images(owner)
 
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
         """As an engine's end does."""
         return UpdateAssembly(manifest, version, expected, streams=True, images=self._images)
+
+    def close(self) -> None:
+        """Copies are those of vLLM's workers."""
 
 
 class FetchedUpdates(Updates):

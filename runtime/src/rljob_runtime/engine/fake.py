@@ -188,6 +188,7 @@ class FakeEngine:
     def prepare_receiver(self, receiver: str, settings: Mapping[str, Any]) -> None:
         """Make the engine's end of a transport; see ``Engine.prepare_receiver``."""
         self._raise_if_dead()
+        self._receiver.close()
         made: Receiver = make_end(receiver, **settings)
         for test in made.tests:
             view(test)

@@ -130,6 +130,10 @@ class Receiver(Protocol):
     def tests(self) -> Sequence[Remote]:
         """What every process of the engine has to fetch before anything is sent; empty where nothing is fetched."""
 
+    @property
+    def copies(self) -> str | None:
+        """Name of the copies that the engine's processes keep of what came (``weightsync.copies``); None where they keep none."""
+
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> IncomingUpdate:
         """Open an update.
 
@@ -141,6 +145,9 @@ class Receiver(Protocol):
         Raises:
             WeightSyncError: the manifest does not fit.
         """
+
+    def close(self) -> None:
+        """Give back what it holds in this process; another one takes its place, to which everything is sent whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, WeightSyncError, WorkerLostError
+from rljob_runtime.weightsync.copies import COPIES
 from rljob_runtime.weightsync.group import MEMBERSHIPS
 from rljob_runtime.weightsync.parcel import Digest
 from rljob_runtime.weightsync.transport import SyncLink, TransportSettings
@@ -214,4 +216,24 @@ async def test_sparse_syncs_report_the_bytes_that_traveled() -> None:
     assert (await setting.publish(1))["sync/bytes"] == whole
     assert (await setting.publish(2))["sync/bytes"] == whole  # every number changed
     assert (await setting.publish(2))["sync/bytes"] == 0
+    setting.stop()
+
+
+@pytest.mark.parametrize("make", [NcclTransport, IpcTransport])
+async def test_engines_free_their_copies_once_weights_go_through_the_object_store(
+    make: Callable[[TransportSettings], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = Setting(make, 1.0)
+    owners = [f"engine {index} of faults{os.getpid()}" for index in (0, 1)]
+    await setting.publish(1)
+    assert [COPIES.size_bytes(owner) for owner in owners] == [MANIFEST.total_bytes] * 2
+
+    async def refused(transport: Any, link: SyncLink) -> None:
+        raise WeightSyncError("refused by the test")
+
+    monkeypatch.setattr(make, "_prepare", refused)
+    setting.publisher.join(1)  # both ends are made again
+    assert (await setting.publish(2))["sync/fell_back"] == 1
+    assert [COPIES.size_bytes(owner) for owner in owners] == [0, 0]
+    assert [setting.serves(i) for i in (0, 1)] == [(2, {2})] * 2
     setting.stop()

@@ -175,6 +175,7 @@ class SglangEngine:
             self._raise_if_dead()
         if settings.get("streams"):
             raise WeightSyncError("SGLang takes a whole update, and this transport hands it over bucket by bucket; write ObjectStore")
+        self._receiver.close()
         self._receiver = make_end(receiver, **settings)
 
     def begin_update(self, manifest: WeightManifest, version: int) -> None:

@@ -180,6 +180,7 @@ class VllmEngine:
         """Make the engine's end of a transport; see ``Engine.prepare_receiver``."""
         with self._changed:
             self._raise_if_dead()
+        self._leave_receiver()
         made: Receiver = make_end(receiver, **settings)  # may wait for the other side, so not under the lock
         if tests := tuple(made.tests):
             deadline = time.monotonic() + LOAD_TIMEOUT_S
@@ -187,6 +188,16 @@ class VllmEngine:
             fetch = self._updating(tested, lambda loop: loop.check_transport(tests, deadline))
             self._call(tested, fetch, LOAD_TIMEOUT_S, "the test of a weight transport")
         self._receiver = made
+
+    def _leave_receiver(self) -> None:
+        """Have this process and those of vLLM free what they hold for the present end of a transport."""
+        left, self._receiver = self._receiver, PackedReceiver()
+        left.close()
+        if (owner := left.copies) is not None:
+            deadline = time.monotonic() + LOAD_TIMEOUT_S
+            forgotten: Future[None] = Future()
+            forget = self._updating(forgotten, lambda loop: loop.forget_copies(owner, deadline))
+            self._call(forgotten, forget, LOAD_TIMEOUT_S, "freeing copies of weights")
 
     def begin_update(self, manifest: WeightManifest, version: int) -> None:
         """Open an update; see ``Engine.begin_update``."""

@@ -294,6 +294,10 @@ class VllmLoop:
         """
         self.weights.test(tests, deadline)
 
+    def forget_copies(self, owner: str, deadline: float) -> None:
+        """Free the workers' copies of what a transport brought; errors as of :meth:`check_transport`."""
+        self.weights.forget_copies(owner, deadline)
+
     def apply_update(self, incoming: IncomingUpdate, on_running: OnRunning, deadline: float) -> int:
         """Load the rest of a full set of weights and serve it.
 

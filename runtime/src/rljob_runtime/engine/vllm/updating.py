@@ -14,7 +14,15 @@ import torch
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rljob_runtime.engine.vllm.patched_updates import Call, PatchedUpdates
-from rljob_runtime.engine.vllm.weight_receiver import attempted, fetch_tests, plan_of, start_proven, start_recorded, start_update
+from rljob_runtime.engine.vllm.weight_receiver import (
+    attempted,
+    fetch_tests,
+    forget_copies,
+    plan_of,
+    start_proven,
+    start_recorded,
+    start_update,
+)
 from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, RuntimeFault, WeightSyncError, WholeNeededError
 from rljob_runtime.weightsync.parcel import CHANGED, NOT_OPENED, SEND_WHOLE, Remote
 from rljob_runtime.weightsync.transport import IncomingUpdate
@@ -68,6 +76,11 @@ class WeightUpdates:
     def test(self, tests: Sequence[Remote], deadline: float) -> None:
         """Have every worker fetch what is not loaded; errors are those of :meth:`load`."""
         self._rpc(fetch_tests, (tuple(tests),), TEST_VERSION, deadline)
+
+    def forget_copies(self, owner: str, deadline: float) -> None:
+        """Have every worker free its copies of what a transport brought; errors are those of :meth:`load`."""
+        self._rpc(forget_copies, (owner,), TEST_VERSION, deadline)
+        self.patched.forget_copies()
 
     def load(self, incoming: IncomingUpdate, deadline: float) -> None:
         """Load what has come.

@@ -34,7 +34,7 @@ from rljob_runtime.engine.vllm.rotary import repair_rotary
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.assembly import shorten
-from rljob_runtime.weightsync.copies import Kept
+from rljob_runtime.weightsync.copies import COPIES, Kept
 from rljob_runtime.weightsync.packing import as_byte_tensor, unpack
 from rljob_runtime.weightsync.parcel import Remote, view
 from rljob_runtime.weightsync.patching import Places, write_changes, write_whole
@@ -387,6 +387,12 @@ def fetch_tests(worker: Any, tests: tuple[Remote, ...]) -> None:
     """
     for test in tests:
         worker.weight_transfer_engine.fetch(test)
+
+
+def forget_copies(worker: Any, owner: str) -> None:
+    """Free a process's copies of buckets; see :mod:`~rljob_runtime.weightsync.copies`."""
+    del worker
+    COPIES.forget(owner)
 
 
 def start_update(worker: Any) -> None:

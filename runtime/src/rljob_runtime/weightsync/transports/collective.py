@@ -30,6 +30,7 @@ from rljob_runtime.cluster.protocol import Pending
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import WeightManifest
 from rljob_runtime.weightsync.assembly import Part, UpdateAssembly
+from rljob_runtime.weightsync.copies import COPIES
 from rljob_runtime.weightsync.delta import BaseDeltaEncoder, DeltaEncoder, Images
 from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
 from rljob_runtime.weightsync.group import MEMBERSHIPS, Meeting, Outbox, device_here
@@ -272,7 +273,8 @@ class BroadcastReceiver:
         """
         self._first_ranks = first_ranks
         self._streams = streams
-        self._images = None if copies is None else Images(copies if streams else None)
+        self.copies = copies if streams else None
+        self._images = None if copies is None else Images(self.copies)
         seated = [self._seated(test) for test in tests]
         self.tests: Sequence[Remote] = [test.payload for test in seated if isinstance(test.payload, Remote)] if streams else ()
         for test in seated if not streams else ():
@@ -281,6 +283,11 @@ class BroadcastReceiver:
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
         """Open an update."""
         return _Update(self, manifest, version, expected, streams=self._streams, images=self._images)
+
+    def close(self) -> None:
+        """Free the copies of this process."""
+        if self.copies is not None:
+            COPIES.forget(self.copies)
 
     def taken(self, parcel: Parcel) -> Parcel:
         """As the update keeps it: to be fetched by the engine's processes, or with its bytes."""

@@ -30,6 +30,7 @@ from rljob_runtime.cluster.protocol import Pending
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
+from rljob_runtime.weightsync.copies import COPIES
 from rljob_runtime.weightsync.delta import Images
 from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
 from rljob_runtime.weightsync.group import device_here
@@ -224,12 +225,18 @@ class HandleReceiver:
             copies: name of the engine's copies, where later buckets may bring only what changed; None: all are whole.
         """
         self._streams = streams
+        self.copies = copies
         self._images = None if copies is None else Images(copies)
         self.tests: Sequence[Remote] = [test.payload for test in tests if isinstance(test.payload, Remote)]
 
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
         """Open an update."""
         return UpdateAssembly(manifest, version, expected, streams=self._streams, images=self._images)
+
+    def close(self) -> None:
+        """Free the copies of this process."""
+        if self.copies is not None:
+            COPIES.forget(self.copies)
 
 
 def shared_buffer(num_bytes: int, device: torch.device) -> torch.Tensor:

@@ -85,6 +85,7 @@ class PackedReceiver:
     """An engine's end: buckets are kept until all are there."""
 
     tests: Sequence[Remote] = ()
+    copies: str | None = None
 
     def __init__(self, *, sparse: bool = False) -> None:
         """``sparse``: buckets may bring only what changed."""
@@ -93,3 +94,6 @@ class PackedReceiver:
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
         """Open an update."""
         return UpdateAssembly(manifest, version, expected, images=self._images)
+
+    def close(self) -> None:
+        """Copies here are garbage with it."""

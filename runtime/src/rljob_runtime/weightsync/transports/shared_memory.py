@@ -168,6 +168,7 @@ class SharedReceiver:
     """An engine's end."""
 
     tests: Sequence[Remote] = ()
+    copies: str | None = None
 
     def __init__(self, *, streams: bool, tests: Sequence[Parcel], proves_late: bool = False, sparse: bool = False) -> None:
         """Read the first bucket of every sender.
@@ -190,3 +191,6 @@ class SharedReceiver:
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
         """Open an update."""
         return UpdateAssembly(manifest, version, expected, streams=self._streams, proves_late=self._proves_late, images=self._images)
+
+    def close(self) -> None:
+        """Copies here are garbage with it."""
