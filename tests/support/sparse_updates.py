@@ -110,7 +110,7 @@ class FetchingReceiver:
     tests = ()
 
     def __init__(self, *, owner: str) -> None:
-        self.copies = owner
+        self.copies, self.segments = owner, None
         self._images = Images(owner)
 
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:

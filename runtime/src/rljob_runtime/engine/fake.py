@@ -297,6 +297,7 @@ class FakeEngine:
 
     def shutdown(self) -> None:
         """End the engine; later calls raise."""
+        self._receiver.close()
         self.die("the engine was shut down; start a new engine")
 
     # -- the test's controls ------------------------------------------------------------------------------------------------------

@@ -134,6 +134,10 @@ class Receiver(Protocol):
     def copies(self) -> str | None:
         """Name of the copies that the engine's processes keep of what came (``weightsync.copies``); None where they keep none."""
 
+    @property
+    def segments(self) -> str | None:
+        """Prefix of the shared memory that the engine's processes read (``weightsync.shared_memory``); None where they read none."""
+
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> IncomingUpdate:
         """Open an update.
 
@@ -166,7 +170,7 @@ class TransportSettings:
     """By engine, by process of it that has a part of the model: the trainer rank on its device, None where there is none. Empty: engines of
     one process each, none of which shares a device."""
     engine_nodes: tuple[int, ...] = ()
-    """Node rank of each engine, by the plan; empty: all are on one node."""
+    """Node rank of each engine, by the plan; empty: not known, and as if all were on one node where it is about their order alone."""
     sender_nodes: Mapping[int, int] = field(default_factory=dict)
     """Node rank of each sending trainer rank, by the plan; 0 for those that are missing."""
 

@@ -257,6 +257,7 @@ class SglangEngine:
     def shutdown(self) -> None:
         """End the engine; see ``Engine.shutdown``."""
         self._fail("the engine was shut down; start a new engine")
+        self._receiver.close()
         self._server.close()
         if self._loop.is_running():
             asyncio.run_coroutine_threadsafe(self.session.client.close(), self._loop).result(SHUTDOWN_TIMEOUT_S)

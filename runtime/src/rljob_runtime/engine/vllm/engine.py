@@ -193,11 +193,11 @@ class VllmEngine:
         """Have this process and those of vLLM free what they hold for the present end of a transport."""
         left, self._receiver = self._receiver, PackedReceiver()
         left.close()
-        if (owner := left.copies) is not None:
+        if (left.copies, left.segments) != (None, None):
             deadline = time.monotonic() + LOAD_TIMEOUT_S
-            forgotten: Future[None] = Future()
-            forget = self._updating(forgotten, lambda loop: loop.forget_copies(owner, deadline))
-            self._call(forgotten, forget, LOAD_TIMEOUT_S, "freeing copies of weights")
+            left_behind: Future[None] = Future()
+            leave = self._updating(left_behind, lambda loop: loop.leave_transport(left.copies, left.segments, deadline))
+            self._call(left_behind, leave, LOAD_TIMEOUT_S, "freeing what a weight transport held")
 
     def begin_update(self, manifest: WeightManifest, version: int) -> None:
         """Open an update; see ``Engine.begin_update``."""
@@ -272,6 +272,7 @@ class VllmEngine:
 
     def shutdown(self) -> None:
         """End the engine; see ``Engine.shutdown``."""
+        self._receiver.close()
         with self._changed:
             self._stopping = True
         self._inbox.put(None)

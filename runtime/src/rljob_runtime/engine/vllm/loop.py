@@ -294,9 +294,9 @@ class VllmLoop:
         """
         self.weights.test(tests, deadline)
 
-    def forget_copies(self, owner: str, deadline: float) -> None:
-        """Free the workers' copies of what a transport brought; errors as of :meth:`check_transport`."""
-        self.weights.forget_copies(owner, deadline)
+    def leave_transport(self, copies: str | None, segments: str | None, deadline: float) -> None:
+        """Have workers free what they hold of a transport, see ``transport.Receiver``; errors as of :meth:`check_transport`."""
+        self.weights.leave_transport(copies, segments, deadline)
 
     def apply_update(self, incoming: IncomingUpdate, on_running: OnRunning, deadline: float) -> int:
         """Load the rest of a full set of weights and serve it.

@@ -17,7 +17,7 @@ from rljob_runtime.engine.vllm.patched_updates import Call, PatchedUpdates
 from rljob_runtime.engine.vllm.weight_receiver import (
     attempted,
     fetch_tests,
-    forget_copies,
+    leave_transport,
     plan_of,
     start_proven,
     start_recorded,
@@ -77,9 +77,9 @@ class WeightUpdates:
         """Have every worker fetch what is not loaded; errors are those of :meth:`load`."""
         self._rpc(fetch_tests, (tuple(tests),), TEST_VERSION, deadline)
 
-    def forget_copies(self, owner: str, deadline: float) -> None:
-        """Have every worker free its copies of what a transport brought; errors are those of :meth:`load`."""
-        self._rpc(forget_copies, (owner,), TEST_VERSION, deadline)
+    def leave_transport(self, copies: str | None, segments: str | None, deadline: float) -> None:
+        """Have every worker free what it holds of a transport; errors are those of :meth:`load`."""
+        self._rpc(leave_transport, (copies, segments), TEST_VERSION, deadline)
         self.patched.forget_copies()
 
     def load(self, incoming: IncomingUpdate, deadline: float) -> None:

@@ -38,7 +38,7 @@ from rljob_runtime.weightsync.copies import COPIES, Kept
 from rljob_runtime.weightsync.packing import as_byte_tensor, unpack
 from rljob_runtime.weightsync.parcel import Remote, view
 from rljob_runtime.weightsync.patching import Places, write_changes, write_whole
-from rljob_runtime.weightsync.shared_memory import SharedBytes
+from rljob_runtime.weightsync.shared_memory import SharedBytes, forget
 from rljob_runtime.weightsync.staging import staging_for
 
 if TYPE_CHECKING:
@@ -322,6 +322,12 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         taken, self._adapters = self._adapters or {}, {}
         return taken
 
+    def forget(self, prefix: str) -> None:
+        """Let go of the shared memory whose names begin so."""
+        forget(prefix)
+        if self._staging is not None:
+            self._staging.forget(prefix)
+
     def shutdown(self) -> None:
         """Let go of shared memory."""
         if self._staging is not None:
@@ -389,10 +395,12 @@ def fetch_tests(worker: Any, tests: tuple[Remote, ...]) -> None:
         worker.weight_transfer_engine.fetch(test)
 
 
-def forget_copies(worker: Any, owner: str) -> None:
-    """Free a process's copies of buckets; see :mod:`~rljob_runtime.weightsync.copies`."""
-    del worker
-    COPIES.forget(owner)
+def leave_transport(worker: Any, copies: str | None, segments: str | None) -> None:
+    """Free a process's copies of buckets, and let go of shared memory; see ``transport.Receiver``."""
+    if copies is not None:
+        COPIES.forget(copies)
+    if segments is not None:
+        worker.weight_transfer_engine.forget(segments)
 
 
 def start_update(worker: Any) -> None:

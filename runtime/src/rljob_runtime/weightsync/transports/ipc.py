@@ -226,6 +226,7 @@ class HandleReceiver:
         """
         self._streams = streams
         self.copies = copies
+        self.segments: str | None = None
         self._images = None if copies is None else Images(copies)
         self.tests: Sequence[Remote] = [test.payload for test in tests if isinstance(test.payload, Remote)]
 

@@ -86,6 +86,7 @@ class PackedReceiver:
 
     tests: Sequence[Remote] = ()
     copies: str | None = None
+    segments: str | None = None
 
     def __init__(self, *, sparse: bool = False) -> None:
         """``sparse``: buckets may bring only what changed."""

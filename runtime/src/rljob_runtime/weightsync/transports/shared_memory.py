@@ -26,7 +26,7 @@ from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.delta import DeltaEncoder, Images
 from rljob_runtime.weightsync.packing import clear_gaps
 from rljob_runtime.weightsync.parcel import Digest, Parcel, Remote, sealed
-from rljob_runtime.weightsync.shared_memory import Segments, prefix_of
+from rljob_runtime.weightsync.shared_memory import Segments, forget, prefix_of
 from rljob_runtime.weightsync.shares import shared_out
 from rljob_runtime.weightsync.transport import Shapes, SyncLink, TransportSettings, WeightSource
 from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport
@@ -67,6 +67,7 @@ class SharedMemoryTransport(TestedTransport):
             "streams": self._segments < parts,
             "proves_late": not self._settings.while_generating,
             "tests": [parcel for parcel in packed if parcel is not None],
+            "prefix": self._prefix,
             "sparse": self._settings.dense_above is not None,
         }
         await link.engines_done(link.on_engines("prepare_receiver", f"{__name__}:{SharedReceiver.__name__}", receiver))
@@ -170,10 +171,13 @@ class SharedReceiver:
     tests: Sequence[Remote] = ()
     copies: str | None = None
 
-    def __init__(self, *, streams: bool, tests: Sequence[Parcel], proves_late: bool = False, sparse: bool = False) -> None:
+    def __init__(
+        self, *, streams: bool, tests: Sequence[Parcel], prefix: str | None = None, proves_late: bool = False, sparse: bool = False
+    ) -> None:
         """Read the first bucket of every sender.
 
         Args:
+            prefix: of the names of all senders' segments.
             streams: see ``transport.IncomingUpdate``.
             tests: the first bucket of every sender.
             proves_late: see :class:`~rljob_runtime.weightsync.assembly.UpdateAssembly`.
@@ -184,6 +188,7 @@ class SharedReceiver:
         """
         for test in tests:
             test.check("the first bucket of a sender")
+        self.segments = prefix
         self._streams = streams
         self._proves_late = proves_late
         self._images = Images() if sparse else None
@@ -193,4 +198,6 @@ class SharedReceiver:
         return UpdateAssembly(manifest, version, expected, streams=self._streams, proves_late=self._proves_late, images=self._images)
 
     def close(self) -> None:
-        """Copies here are garbage with it."""
+        """Let go of the senders' segments."""
+        if self.segments is not None:
+            forget(self.segments)

@@ -66,6 +66,7 @@ class WireReceiver:
 
     tests = ()
     copies = None
+    segments = None
 
     def __init__(self, wire: str) -> None:
         self._wire = wire
