@@ -31,6 +31,7 @@ import numpy.typing as npt
 from rljob_runtime.cluster.protocol import Pending, Worker, gather_all
 from rljob_runtime.errors import WeightSyncError, WorkerLostError
 from rljob_runtime.records import Bucket, OnRunning, WeightManifest
+from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.parcel import Payload, Remote
 
 ByteArray = npt.NDArray[np.uint8]
@@ -131,12 +132,8 @@ class Receiver(Protocol):
         """What every process of the engine has to fetch before anything is sent; empty where nothing is fetched."""
 
     @property
-    def copies(self) -> str | None:
-        """Name of the copies that the engine's processes keep of what came (``weightsync.copies``); None where they keep none."""
-
-    @property
-    def segments(self) -> str | None:
-        """Prefix of the shared memory that the engine's processes read (``weightsync.shared_memory``); None where they read none."""
+    def holdings(self) -> Holdings | None:
+        """What every process of the engine frees when another end takes the place of this one; None: nothing."""
 
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> IncomingUpdate:
         """Open an update.

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, WeightSyncError, WorkerLostError
+from rljob_runtime.weightsync import group
 from rljob_runtime.weightsync.copies import COPIES
-from rljob_runtime.weightsync.group import MEMBERSHIPS
+from rljob_runtime.weightsync.group import MEMBERSHIPS, Memberships
 from rljob_runtime.weightsync.parcel import Digest
 from rljob_runtime.weightsync.shared_memory import FOLDER, prefix_of
 from rljob_runtime.weightsync.transport import SyncLink, TransportSettings
+from rljob_runtime.weightsync.transports import collective
 from rljob_runtime.weightsync.transports.collective import HOST, NcclTransport, TcpTransport
 from rljob_runtime.weightsync.transports.ipc import IpcTransport
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
@@ -237,8 +239,14 @@ async def test_engines_of_a_node_have_one_copy_of_an_update_together() -> None:
     assert [setting.serves(i) for i in (1, 2)] == [(3, {3})] * 2
     assert setting.engines[2].chain == ("trainer rank 0", "engine-2", "engine-1")
     assert node_segments() == {}
+    setting.engines[0] = setting.workers[0].target = Watched()
+    assert await setting.publisher.catch_up(0)
+    await setting.publish(4)
+    assert [setting.serves(i) for i in (0, 1, 2)] == [(4, {4})] * 3
+    assert len(node_segments()) == len(MANIFEST.buckets)
     assert setting.warnings == []
     setting.stop()
+    assert node_segments() == {}
 
 
 @pytest.mark.parametrize("method", CALLS)
@@ -298,6 +306,12 @@ async def test_sparse_syncs_report_the_bytes_that_traveled() -> None:
 async def test_engines_free_their_copies_once_weights_go_through_the_object_store(
     make: Callable[[TransportSettings], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And leave the groups, which have buffers on devices."""
+    joined = Memberships()
+    monkeypatch.setattr(group, "MEMBERSHIPS", joined)
+    monkeypatch.setattr(collective, "MEMBERSHIPS", joined)
+    left: set[str] = set()
+    monkeypatch.setattr(joined, "leave", left.update)
     setting = Setting(make, 1.0)
     owners = [f"engine {index} of faults{os.getpid()}" for index in (0, 1)]
     await setting.publish(1)
@@ -310,5 +324,6 @@ async def test_engines_free_their_copies_once_weights_go_through_the_object_stor
     setting.publisher.join(1)  # both ends are made again
     assert (await setting.publish(2))["sync/fell_back"] == 1
     assert [COPIES.size_bytes(owner) for owner in owners] == [0, 0]
+    assert len(left) == (make is NcclTransport)
     assert [setting.serves(i) for i in (0, 1)] == [(2, {2})] * 2
     setting.stop()

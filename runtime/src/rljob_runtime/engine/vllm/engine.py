@@ -193,11 +193,11 @@ class VllmEngine:
         """Have this process and those of vLLM free what they hold for the present end of a transport."""
         left, self._receiver = self._receiver, PackedReceiver()
         left.close()
-        if (left.copies, left.segments) != (None, None):
+        if (holdings := left.holdings) is not None:
             deadline = time.monotonic() + LOAD_TIMEOUT_S
-            left_behind: Future[None] = Future()
-            leave = self._updating(left_behind, lambda loop: loop.leave_transport(left.copies, left.segments, deadline))
-            self._call(left_behind, leave, LOAD_TIMEOUT_S, "freeing what a weight transport held")
+            freed: Future[None] = Future()
+            free = self._updating(freed, lambda loop: loop.leave_transport(holdings, deadline))
+            self._call(freed, free, LOAD_TIMEOUT_S, "freeing what a weight transport held")
 
     def begin_update(self, manifest: WeightManifest, version: int) -> None:
         """Open an update; see ``Engine.begin_update``."""

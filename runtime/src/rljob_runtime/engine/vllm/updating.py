@@ -24,6 +24,7 @@ from rljob_runtime.engine.vllm.weight_receiver import (
     start_update,
 )
 from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, RuntimeFault, WeightSyncError, WholeNeededError
+from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.parcel import CHANGED, NOT_OPENED, SEND_WHOLE, Remote
 from rljob_runtime.weightsync.transport import IncomingUpdate
 from rljob_runtime.weightsync.transports.tested import TEST_VERSION
@@ -77,9 +78,9 @@ class WeightUpdates:
         """Have every worker fetch what is not loaded; errors are those of :meth:`load`."""
         self._rpc(fetch_tests, (tuple(tests),), TEST_VERSION, deadline)
 
-    def leave_transport(self, copies: str | None, segments: str | None, deadline: float) -> None:
+    def leave_transport(self, holdings: Holdings, deadline: float) -> None:
         """Have every worker free what it holds of a transport; errors are those of :meth:`load`."""
-        self._rpc(leave_transport, (copies, segments), TEST_VERSION, deadline)
+        self._rpc(leave_transport, (holdings,), TEST_VERSION, deadline)
         self.patched.forget_copies()
 
     def load(self, incoming: IncomingUpdate, deadline: float) -> None:

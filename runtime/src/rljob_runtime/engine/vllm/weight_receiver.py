@@ -34,11 +34,12 @@ from rljob_runtime.engine.vllm.rotary import repair_rotary
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.assembly import shorten
-from rljob_runtime.weightsync.copies import COPIES, Kept
+from rljob_runtime.weightsync.copies import Kept
+from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.packing import as_byte_tensor, unpack
 from rljob_runtime.weightsync.parcel import Remote, view
 from rljob_runtime.weightsync.patching import Places, write_changes, write_whole
-from rljob_runtime.weightsync.shared_memory import SharedBytes, forget
+from rljob_runtime.weightsync.shared_memory import SharedBytes
 from rljob_runtime.weightsync.staging import staging_for
 
 if TYPE_CHECKING:
@@ -322,11 +323,11 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         taken, self._adapters = self._adapters or {}, {}
         return taken
 
-    def forget(self, prefix: str) -> None:
-        """Let go of the shared memory whose names begin so."""
-        forget(prefix)
-        if self._staging is not None:
-            self._staging.forget(prefix)
+    def free(self, holdings: Holdings) -> None:
+        """Free what this process holds of a transport, page-locked mappings among it."""
+        holdings.free()
+        if self._staging is not None and holdings.segments is not None:
+            self._staging.forget(holdings.segments)
 
     def shutdown(self) -> None:
         """Let go of shared memory."""
@@ -395,12 +396,9 @@ def fetch_tests(worker: Any, tests: tuple[Remote, ...]) -> None:
         worker.weight_transfer_engine.fetch(test)
 
 
-def leave_transport(worker: Any, copies: str | None, segments: str | None) -> None:
-    """Free a process's copies of buckets, and let go of shared memory; see ``transport.Receiver``."""
-    if copies is not None:
-        COPIES.forget(copies)
-    if segments is not None:
-        worker.weight_transfer_engine.forget(segments)
+def leave_transport(worker: Any, holdings: Holdings) -> None:
+    """Free what a process holds of a transport."""
+    worker.weight_transfer_engine.free(holdings)
 
 
 def start_update(worker: Any) -> None:

@@ -32,10 +32,10 @@ from rljob_runtime.cluster.protocol import Pending
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import WeightManifest
 from rljob_runtime.weightsync.assembly import Part, UpdateAssembly
-from rljob_runtime.weightsync.copies import COPIES
 from rljob_runtime.weightsync.delta import BaseDeltaEncoder, DeltaEncoder, Images
 from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
 from rljob_runtime.weightsync.group import MEMBERSHIPS, Meeting, Outbox, device_here
+from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.meetings import Meetings
 from rljob_runtime.weightsync.node_shares import NodeCopy, NodeShare, followers_of, shares_of
 from rljob_runtime.weightsync.packing import as_byte_tensor
@@ -227,7 +227,12 @@ class Broadcast(Remote):
     def receive(self, process: int, device: torch.device, place: ByteArray | None = None) -> torch.Tensor:
         """What came, as :meth:`fetch` but not compared with what was sent; in ``place``, shape (num_bytes,), or memory of its own."""
         member = MEMBERSHIPS.join(self.meeting, self.first_rank + process, device)
-        data = torch.empty(self.size_bytes, dtype=torch.uint8, device=device) if place is None else as_byte_tensor(place)
+        try:
+            data = torch.empty(self.size_bytes, dtype=torch.uint8, device=device) if place is None else as_byte_tensor(place)
+        except RuntimeError as error:  # no memory: the others would wait for this member until their deadline, and not say why
+            what = f"{self.what} has no room on {device}: {error}"
+            member.give_up(what)
+            raise WeightSyncError(what) from error
         member.broadcast(data, self.sequence)
         return data
 
@@ -306,10 +311,14 @@ class BroadcastReceiver:
         """
         self._first_ranks = first_ranks
         self._streams = streams
-        self.copies = copies if streams else None
-        self._images = None if copies is None else Images(self.copies)
+        kept = copies if streams else None
+        self._images = None if copies is None else Images(kept)
         self._node = None if share is None else NodeCopy(share)
-        self.segments = None if share is None or not share.is_shared else share.prefix
+        self.holdings = Holdings(
+            copies=kept,
+            segments=None if share is None or not share.is_shared else share.prefix,
+            groups=frozenset(test.payload.meeting.name for test in tests.values() if isinstance(test.payload, Broadcast)),
+        )
         taken = [self.taken(bucket, test) for bucket, test in tests.items()]
         self.tests: Sequence[Remote] = [test.payload for test in taken if isinstance(test.payload, Remote)]
         for test in taken:
@@ -320,9 +329,8 @@ class BroadcastReceiver:
         return _Update(self, manifest, version, expected, streams=self._streams, images=self._images)
 
     def close(self) -> None:
-        """Free the copies of this process."""
-        if self.copies is not None:
-            COPIES.forget(self.copies)
+        """Free copies, leave the senders' groups, and remove the node's copy."""
+        self.holdings.free()
         if self._node is not None:
             self._node.close()
 

@@ -30,10 +30,10 @@ from rljob_runtime.cluster.protocol import Pending
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
-from rljob_runtime.weightsync.copies import COPIES
 from rljob_runtime.weightsync.delta import Images
 from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
 from rljob_runtime.weightsync.group import device_here
+from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.parcel import NOT_OPENED, Parcel, Remote, compare, fingerprint
 from rljob_runtime.weightsync.transport import Shapes, SyncLink, TransportSettings, WeightSource
 from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport
@@ -225,8 +225,7 @@ class HandleReceiver:
             copies: name of the engine's copies, where later buckets may bring only what changed; None: all are whole.
         """
         self._streams = streams
-        self.copies = copies
-        self.segments: str | None = None
+        self.holdings = None if copies is None else Holdings(copies=copies)
         self._images = None if copies is None else Images(copies)
         self.tests: Sequence[Remote] = [test.payload for test in tests if isinstance(test.payload, Remote)]
 
@@ -236,8 +235,8 @@ class HandleReceiver:
 
     def close(self) -> None:
         """Free the copies of this process."""
-        if self.copies is not None:
-            COPIES.forget(self.copies)
+        if self.holdings is not None:
+            self.holdings.free()
 
 
 def shared_buffer(num_bytes: int, device: torch.device) -> torch.Tensor:

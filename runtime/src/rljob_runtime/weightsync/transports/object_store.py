@@ -13,6 +13,7 @@ from rljob_runtime.cluster.protocol import Pending
 from rljob_runtime.records import WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.delta import DeltaEncoder, Images
+from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.parcel import Parcel, Remote, sealed
 from rljob_runtime.weightsync.shares import shared_out
 from rljob_runtime.weightsync.transport import Shapes, SyncLink, TransportSettings, WeightSource
@@ -85,8 +86,7 @@ class PackedReceiver:
     """An engine's end: buckets are kept until all are there."""
 
     tests: Sequence[Remote] = ()
-    copies: str | None = None
-    segments: str | None = None
+    holdings: Holdings | None = None
 
     def __init__(self, *, sparse: bool = False) -> None:
         """``sparse``: buckets may bring only what changed."""
@@ -97,4 +97,4 @@ class PackedReceiver:
         return UpdateAssembly(manifest, version, expected, images=self._images)
 
     def close(self) -> None:
-        """Copies here are garbage with it."""
+        """It holds nothing else."""

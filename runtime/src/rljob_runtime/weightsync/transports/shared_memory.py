@@ -24,9 +24,10 @@ from rljob_runtime.cluster.protocol import Pending
 from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.delta import DeltaEncoder, Images
+from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.packing import clear_gaps
 from rljob_runtime.weightsync.parcel import Digest, Parcel, Remote, sealed
-from rljob_runtime.weightsync.shared_memory import Segments, forget, prefix_of
+from rljob_runtime.weightsync.shared_memory import Segments, prefix_of
 from rljob_runtime.weightsync.shares import shared_out
 from rljob_runtime.weightsync.transport import Shapes, SyncLink, TransportSettings, WeightSource
 from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport
@@ -169,7 +170,6 @@ class SharedReceiver:
     """An engine's end."""
 
     tests: Sequence[Remote] = ()
-    copies: str | None = None
 
     def __init__(
         self, *, streams: bool, tests: Sequence[Parcel], prefix: str | None = None, proves_late: bool = False, sparse: bool = False
@@ -188,7 +188,7 @@ class SharedReceiver:
         """
         for test in tests:
             test.check("the first bucket of a sender")
-        self.segments = prefix
+        self.holdings = None if prefix is None else Holdings(segments=prefix)
         self._streams = streams
         self._proves_late = proves_late
         self._images = Images() if sparse else None
@@ -199,5 +199,5 @@ class SharedReceiver:
 
     def close(self) -> None:
         """Let go of the senders' segments."""
-        if self.segments is not None:
-            forget(self.segments)
+        if self.holdings is not None:
+            self.holdings.free()

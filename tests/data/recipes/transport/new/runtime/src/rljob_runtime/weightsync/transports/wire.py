@@ -65,8 +65,7 @@ class WireReceiver:
     """An engine's end."""
 
     tests = ()
-    copies = None
-    segments = None
+    holdings = None
 
     def __init__(self, wire: str) -> None:
         self._wire = wire
