@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from rljob_runtime.weightsync.packing import plan_buckets
 from rljob_runtime.weightsync.transports import ipc
+from rljob_runtime.weightsync.transports.ipc import RELEASE_PART, HandleSender
+from rljob_runtime.weightsync.transports.tested import TEST_VERSION
+from tests.support.sync_setting import Trainer
 
 NUM_BYTES = 64
 
@@ -45,3 +49,56 @@ def test_buffers_are_in_no_expandable_segments_which_other_processes_cannot_open
     assert ipc.shared_buffer(NUM_BYTES, cuda).numel() == NUM_BYTES
     assert found == [(expected, cuda)]
     assert torch._C._accelerator_getAllocatorSettings() == chosen
+
+
+class Exported:
+    """Exports as of CUDA memory, whose counters are numbered, and which of these the sender counts down."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.counted_down: list[int] = []
+
+    def reduce(self, data: torch.Tensor) -> tuple[Any, tuple[Any, ...]]:
+        self.made += 1
+        return ipc.rebuild_cuda_tensor, (*[None] * 11, b"file", self.made, b"", False)
+
+    def count_down(self, counters: list[ipc.Counter]) -> None:
+        self.counted_down += [place for _, place in counters]
+        counters.clear()
+
+
+def test_exports_that_lost_readers_have_not_counted_are_counted_down_once_nobody_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    exported = Exported()
+    monkeypatch.setattr(ipc, "reduce_tensor", exported.reduce)
+    monkeypatch.setattr(ipc, "count_down", exported.count_down)
+    monkeypatch.setattr(ipc, "_left", [])
+
+    def sender() -> HandleSender:
+        manifest = plan_buckets([(f"layers.{index}.weight", "uint8", (NUM_BYTES,)) for index in (0, 1)], NUM_BYTES)
+        return HandleSender(Trainer(), manifest, readers={0: [(0, 0)]}, dense_above=None)
+
+    broken = sender()
+    broken.send(TEST_VERSION, 0)
+    broken.close()
+    assert exported.counted_down == [1]  # the test failed
+    broken = sender()
+    broken.send(TEST_VERSION, 0)
+    broken.send(TEST_VERSION, RELEASE_PART)
+    for part in (0, 1, RELEASE_PART):
+        broken.send(1, part)
+    broken.send(2, 0)
+    broken.close()
+    assert exported.counted_down == [1]  # an engine may still load from the last one
+    after = sender()
+    after.send(TEST_VERSION, 0)
+    assert exported.counted_down == [1]
+    after.send(TEST_VERSION, RELEASE_PART)
+    assert exported.counted_down == [1, 5]
+    after.close()
+    assert exported.counted_down == [1, 5]
+
+
+def test_counters_that_are_gone_are_no_error() -> None:
+    counters = [(f"/torch_{NUM_BYTES}_none".encode(), 3)]
+    ipc.count_down(counters)
+    assert counters == []
