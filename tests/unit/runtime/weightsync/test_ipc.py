@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from rljob_runtime.errors import WeightSyncError
+from rljob_runtime.weightsync.group import Meeting
 from rljob_runtime.weightsync.packing import plan_buckets
 from rljob_runtime.weightsync.transports import ipc
+from rljob_runtime.weightsync.transports.collective import BroadcastSender
 from rljob_runtime.weightsync.transports.ipc import RELEASE_PART, HandleSender
 from rljob_runtime.weightsync.transports.tested import TEST_VERSION
+from tests.support.pace import HANG_S
 from tests.support.sync_setting import Trainer
 
 NUM_BYTES = 64
@@ -102,3 +106,30 @@ def test_counters_that_are_gone_are_no_error() -> None:
     counters = [(f"/torch_{NUM_BYTES}_none".encode(), 3)]
     ipc.count_down(counters)
     assert counters == []
+
+
+class Counting(Trainer):
+    """Takes part in gathers, and has numbers for no bucket."""
+
+    gathers = 0
+
+    def pack_buckets(self, buckets: Any, out: Any = None, on_packed: Any = None) -> None:
+        self.gathers += 1
+
+
+@pytest.mark.parametrize("dense_above", [None, 1.0])
+@pytest.mark.parametrize("way", ["IPC", "NCCL"])
+def test_a_rank_without_room_for_its_bucket_does_not_keep_the_others_in_the_gather(way: str, dense_above: float | None) -> None:
+    manifest, rank = plan_buckets([("layers.0.weight", "uint8", (2**60,))], 2**60), Counting()
+    meeting = Meeting(name="a", sender=0, host="127.0.0.1", num_members=2, join_s=HANG_S, timeout_s=HANG_S)
+    sender: Any
+    if way == "IPC":
+        sender = HandleSender(rank, manifest, readers={0: [(0, 0)]}, dense_above=dense_above)
+    else:
+        sender = BroadcastSender(rank, manifest, meetings={0: meeting}, on_device=True, dense_above=dense_above)
+    with pytest.raises(
+        WeightSyncError, match=f"trainer rank 0 has no room for a bucket of {2**60} bytes: .*; lower weightSync.bucketBytes"
+    ):
+        sender.send(1, 0)
+    assert rank.gathers == 1
+    sender.close()

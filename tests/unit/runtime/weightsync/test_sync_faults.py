@@ -214,7 +214,16 @@ def node_segments() -> dict[str, int]:
 
 
 class Watched(Faulty):
-    """Knows the members of the chain that it was in."""
+    """Knows the members of the chain that it was in, and when it was prepared."""
+
+    def __init__(self, prepared: list[tuple[Any, str]]) -> None:
+        """``prepared``: of all engines."""
+        super().__init__()
+        self.prepared = prepared
+
+    def prepare_receiver(self, receiver: str, *args: Any) -> None:
+        self.prepared.append((self, receiver.partition(":")[2]))
+        super().prepare_receiver(receiver, *args)
 
     def load_bucket(self, *args: Any) -> None:
         self.chain = args[1].payload.meeting.chain
@@ -227,19 +236,24 @@ async def test_engines_of_a_node_have_one_copy_of_an_update_together() -> None:
     def transport(settings: TransportSettings) -> TcpTransport:
         return TcpTransport(replace(settings, engine_nodes=(3, 5, 3)))
 
-    setting = Setting(transport, None, [Watched(), Watched(), Watched()])
+    prepared: list[tuple[Any, str]] = []
+    setting = Setting(transport, None, [Watched(prepared), Watched(prepared), Watched(prepared)])
+    first, alone, second = setting.engines
     for version in (1, 2):
         measured = await setting.publish(version)
         assert measured["sync/bytes"] == 3 * MANIFEST.total_bytes
         assert [setting.serves(i) for i in (0, 1, 2)] == [(version, {version})] * 3
         assert {engine.chain for engine in setting.engines} == {("trainer rank 0", "engine-0", "engine-1")}
         assert node_segments() == {f"node3 {bucket.index}": bucket.size_bytes for bucket in MANIFEST.buckets}
+    assert set(prepared[:2]) == {(first, "PackedReceiver"), (second, "PackedReceiver")}  # nobody maps an older copy
+    assert set(prepared[2:4]) == {(first, "BroadcastReceiver"), (alone, "BroadcastReceiver")}
+    assert prepared[4:] == [(second, "BroadcastReceiver")]
     setting.engines[0].faults.dies_in = "begin_update"
     await setting.publish(3)
     assert [setting.serves(i) for i in (1, 2)] == [(3, {3})] * 2
     assert setting.engines[2].chain == ("trainer rank 0", "engine-2", "engine-1")
     assert node_segments() == {}
-    setting.engines[0] = setting.workers[0].target = Watched()
+    setting.engines[0] = setting.workers[0].target = Watched(prepared)
     assert await setting.publisher.catch_up(0)
     await setting.publish(4)
     assert [setting.serves(i) for i in (0, 1, 2)] == [(4, {4})] * 3

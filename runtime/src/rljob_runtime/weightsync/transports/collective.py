@@ -24,13 +24,14 @@ import itertools
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from rljob_runtime.cluster.protocol import Pending
 from rljob_runtime.errors import WeightSyncError
-from rljob_runtime.records import WeightManifest
+from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.weightsync.assembly import Part, UpdateAssembly
 from rljob_runtime.weightsync.delta import BaseDeltaEncoder, DeltaEncoder, Images
 from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
@@ -42,7 +43,8 @@ from rljob_runtime.weightsync.packing import as_byte_tensor
 from rljob_runtime.weightsync.parcel import Parcel, Remote, compare, fingerprint
 from rljob_runtime.weightsync.shares import shared_out
 from rljob_runtime.weightsync.transport import ByteArray, PartnerLostError, Shapes, SyncLink, TransportSettings, WeightSource
-from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport
+from rljob_runtime.weightsync.transports.object_store import PackedReceiver
+from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport, room_for
 
 HOST = torch.device("cpu")
 
@@ -68,6 +70,8 @@ class CollectiveTransport(TestedTransport):
         senders = tuple(first_part)
         self._followers = followers_of(tuple(link.engines), self._settings) if self.in_chain else dict.fromkeys(link.engines, ())
         shares = shares_of(self._followers, uuid.uuid4().hex, link.manifest, self._settings) if self.in_chain else {}
+        if sharing := [index for index, share in shares.items() if share.is_shared]:
+            await self._let_go(link, sharing)
         seats = {rank: self._seats(rank) for rank in senders}
         meetings = {rank: await self._agreed(link, rank, seats[rank]) for rank in senders}
         sender = {"meetings": meetings, "on_device": self.on_device, "dense_above": self._settings.dense_above}
@@ -90,6 +94,11 @@ class CollectiveTransport(TestedTransport):
                     raise PartnerLostError(f"engine {index} was lost while a group with it was prepared")
                 made[index] = link.engines[index].start("prepare_receiver", f"{__name__}:{BroadcastReceiver.__name__}", receiver)
             await link.together_done(made)
+
+    async def _let_go(self, link: SyncLink, engines: Sequence[int]) -> None:
+        """Have engines drop the copies of their nodes: what one of them still maps counts as used when the next copy is made."""
+        name = f"{PackedReceiver.__module__}:{PackedReceiver.__name__}"
+        await link.together_done({index: link.engines[index].start("prepare_receiver", name, {}) for index in engines})
 
     @property
     def _readers(self) -> tuple[int, ...]:
@@ -266,10 +275,7 @@ class BroadcastSender:
             return None
         fault = self._outbox.room()
         delta = None if version == TEST_VERSION else self._delta
-        if delta is None:
-            packed = torch.zeros(bucket.size_bytes, dtype=torch.uint8, device=self._device)  # zeros: gaps count in checksums
-        else:
-            packed = delta.room(bucket)
+        packed = room_for(self._source, owned, partial(self._room, bucket, delta))
         self._source.pack_buckets(owned, packed.numpy() if isinstance(packed, torch.Tensor) and not packed.is_cuda else packed)
         if fault is not None:  # only now: other ranks were in the same gather
             raise fault
@@ -284,6 +290,10 @@ class BroadcastSender:
             what=f"bucket {bucket.index} of weights v{version} ({data.numel()} bytes) from trainer rank {self._source.rank}",
         )
         return Parcel(version=version, checksum=proof, payload=sent, base=base)
+
+    def _room(self, bucket: Bucket, delta: BaseDeltaEncoder[Any] | None) -> Any:
+        """Where a bucket is packed; zeros, as gaps between slots count in checksums."""
+        return torch.zeros(bucket.size_bytes, dtype=torch.uint8, device=self._device) if delta is None else delta.room(bucket)
 
     def close(self) -> None:
         """End the meeting."""
