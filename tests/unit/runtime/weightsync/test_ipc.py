@@ -75,7 +75,7 @@ def test_exports_that_lost_readers_have_not_counted_are_counted_down_once_nobody
     exported = Exported()
     monkeypatch.setattr(ipc, "reduce_tensor", exported.reduce)
     monkeypatch.setattr(ipc, "count_down", exported.count_down)
-    monkeypatch.setattr(ipc, "_left", [])
+    monkeypatch.setattr(ipc, "LEFT", [])
 
     def sender() -> HandleSender:
         manifest = plan_buckets([(f"layers.{index}.weight", "uint8", (NUM_BYTES,)) for index in (0, 1)], NUM_BYTES)

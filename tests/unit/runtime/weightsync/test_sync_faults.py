@@ -316,6 +316,17 @@ async def test_sparse_syncs_report_the_bytes_that_traveled() -> None:
     setting.stop()
 
 
+class Refusing(Faulty):
+    """Takes weights through the object store alone."""
+
+    refuses = False
+
+    def prepare_receiver(self, receiver: str, *args: Any) -> None:
+        if self.refuses and not receiver.endswith(":PackedReceiver"):
+            raise WeightSyncError("refused by the test")
+        super().prepare_receiver(receiver, *args)
+
+
 @pytest.mark.parametrize("make", [NcclTransport, IpcTransport])
 async def test_engines_free_their_copies_once_weights_go_through_the_object_store(
     make: Callable[[TransportSettings], Any], monkeypatch: pytest.MonkeyPatch
@@ -326,18 +337,16 @@ async def test_engines_free_their_copies_once_weights_go_through_the_object_stor
     monkeypatch.setattr(collective, "MEMBERSHIPS", joined)
     left: set[str] = set()
     monkeypatch.setattr(joined, "leave", left.update)
-    setting = Setting(make, 1.0)
+    refusing = Refusing()
+    setting = Setting(make, 1.0, [Faulty(), refusing])
     owners = [f"engine {index} of faults{os.getpid()}" for index in (0, 1)]
     await setting.publish(1)
     assert [COPIES.size_bytes(owner) for owner in owners] == [MANIFEST.total_bytes] * 2
 
-    async def refused(transport: Any, link: SyncLink) -> None:
-        raise WeightSyncError("refused by the test")
-
-    monkeypatch.setattr(make, "_prepare", refused)
+    refusing.refuses = True
     setting.publisher.join(1)  # both ends are made again
     assert (await setting.publish(2))["sync/fell_back"] == 1
     assert [COPIES.size_bytes(owner) for owner in owners] == [0, 0]
-    assert len(left) == (make is NcclTransport)
+    assert bool(left) == (make is NcclTransport)
     assert [setting.serves(i) for i in (0, 1)] == [(2, {2})] * 2
     setting.stop()

@@ -54,7 +54,7 @@ COUNTER_ARGUMENTS = slice(11, 13)
 
 Counter = tuple[bytes, int]
 """Counts one reader of an export, see :data:`COUNTER_ARGUMENTS`."""
-_left: list[Counter] = []
+LEFT: list[Counter] = []
 """Of exports of syncs that broke off in this process, of which readers may still make use."""
 
 Reader = tuple[int, int]
@@ -191,7 +191,7 @@ class HandleSender:
         if part == RELEASE_PART:
             self._tested.clear()  # all readers are done, and have counted
             self._loaded.clear()
-            count_down(_left)
+            count_down(LEFT)
             self._free()
             return None
         bucket = self._manifest.buckets[part]
@@ -236,7 +236,7 @@ class HandleSender:
     def close(self) -> None:
         """Give the buffers back, also if they were not read."""
         count_down(self._tested)
-        _left.extend(self._loaded)
+        LEFT.extend(self._loaded)
         self._loaded.clear()
         self._free()
 
