@@ -150,9 +150,7 @@ def test_two_nodes_several_ranks_a_reference_and_mini_batches(model: Path, tmp_p
     assert run.wait() == 0, run.output
     metrics = run.metrics()
     assert [m["sync/version"] for m in metrics] == [1, 2, 3]
-    assert [m["sync/fell_back"] for m in metrics] == [0, 0, 0], (
-        "weights go along the chain that Auto selects, and two engines read one copy"
-    )
+    assert [m["sync/fell_back"] for m in metrics] == [0, 0, 0], "along the chain that Auto selects; two engines of a node read one copy"
     assert 0 < metrics[0]["train/kl_loss"] < 0.01, "the policy starts as the reference"
     assert metrics[0]["train/kl_loss"] < metrics[-1]["train/kl_loss"]
     assert all(m["sync/probe_max_abs_diff"] < 1e-4 for m in metrics)

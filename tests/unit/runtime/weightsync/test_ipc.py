@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.weightsync.group import Meeting
@@ -64,7 +65,7 @@ class Exported:
 
     def reduce(self, data: torch.Tensor) -> tuple[Any, tuple[Any, ...]]:
         self.made += 1
-        return ipc.rebuild_cuda_tensor, (*[None] * 11, b"file", self.made, b"", False)
+        return rebuild_cuda_tensor, (*[None] * 11, b"file", self.made, b"", False)
 
     def count_down(self, counters: list[ipc.Counter]) -> None:
         self.counted_down += [place for _, place in counters]

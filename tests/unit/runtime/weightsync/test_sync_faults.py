@@ -237,13 +237,13 @@ async def test_engines_of_a_node_have_one_copy_of_an_update_together() -> None:
         return TcpTransport(replace(settings, engine_nodes=(3, 5, 3)))
 
     prepared: list[tuple[Any, str]] = []
-    setting = Setting(transport, None, [Watched(prepared), Watched(prepared), Watched(prepared)])
-    first, alone, second = setting.engines
+    first, alone, second = engines = [Watched(prepared), Watched(prepared), Watched(prepared)]
+    setting = Setting(transport, None, engines)
     for version in (1, 2):
         measured = await setting.publish(version)
         assert measured["sync/bytes"] == 3 * MANIFEST.total_bytes
         assert [setting.serves(i) for i in (0, 1, 2)] == [(version, {version})] * 3
-        assert {engine.chain for engine in setting.engines} == {("trainer rank 0", "engine-0", "engine-1")}
+        assert {engine.chain for engine in engines} == {("trainer rank 0", "engine-0", "engine-1")}
         assert node_segments() == {f"node3 {bucket.index}": bucket.size_bytes for bucket in MANIFEST.buckets}
     assert set(prepared[:2]) == {(first, "PackedReceiver"), (second, "PackedReceiver")}  # nobody maps an older copy
     assert set(prepared[2:4]) == {(first, "BroadcastReceiver"), (alone, "BroadcastReceiver")}
@@ -251,7 +251,7 @@ async def test_engines_of_a_node_have_one_copy_of_an_update_together() -> None:
     setting.engines[0].faults.dies_in = "begin_update"
     await setting.publish(3)
     assert [setting.serves(i) for i in (1, 2)] == [(3, {3})] * 2
-    assert setting.engines[2].chain == ("trainer rank 0", "engine-2", "engine-1")
+    assert second.chain == ("trainer rank 0", "engine-2", "engine-1")
     assert node_segments() == {}
     setting.engines[0] = setting.workers[0].target = Watched(prepared)
     assert await setting.publisher.catch_up(0)
