@@ -73,6 +73,7 @@ class Receiver(FakeEngine):
 
     def prepare_receiver(self, receiver: str, settings: Mapping[str, Any]) -> None:
         """As the engine's processes, which fetch the tests by themselves."""
+        self._receiver.close()
         made = make_end(receiver, **settings)
         for test in made.tests:
             self._bytes_of(test)

@@ -171,6 +171,8 @@ class Engine(Member):
     def prepare_receiver(self, receiver: str, settings: Mapping[str, Any]) -> None:
         """As an engine does."""
         self._weights, self._objects, self._broadcast = {}, {}, []
+        if self._receiver is not None:
+            self._receiver.close()
         made: Receiver = make_end(receiver, **settings)
         for test in made.tests:
             view(test)

@@ -109,3 +109,4 @@ def test_a_wrong_record_is_found_by_the_second_update_and_leaves_the_right_bits(
     loaded = multiplied_bits(engine)
     push_whole(engine, now)
     assert multiplied_bits(engine) == loaded != after
+    assert sparse.copied_bytes() == 0 or updates is SparseUpdates  # another end of a transport: workers freed them

@@ -15,6 +15,7 @@ from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.copies import COPIES
 from rljob_runtime.weightsync.delta import BaseDeltaEncoder, DeltaEncoder, Images
 from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
+from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.packing import ByteArray, pack
 from rljob_runtime.weightsync.parcel import Parcel, Remote, fingerprint, sealed
 from rljob_runtime.weightsync.transport import Shapes
@@ -110,11 +111,15 @@ class FetchingReceiver:
     tests = ()
 
     def __init__(self, *, owner: str) -> None:
+        self.holdings = Holdings(copies=owner)
         self._images = Images(owner)
 
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
         """As an engine's end does."""
         return UpdateAssembly(manifest, version, expected, streams=True, images=self._images)
+
+    def close(self) -> None:
+        """Copies are those of vLLM's workers."""
 
 
 class FetchedUpdates(Updates):

@@ -180,5 +180,7 @@ class Setting:
         for faults in (self.trainer.faults, *(engine.faults for engine in self.engines)):
             faults.let_go.set()
         self.trainer.close_sender()
+        for engine in self.engines:
+            engine.shutdown()
         for worker in (self.training, *self.workers):
             worker.stop()

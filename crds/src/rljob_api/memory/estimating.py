@@ -310,7 +310,7 @@ class _Estimator:
         """One node's memory: all of its processes on CPU, else what passes through it."""
         index, group = self._groups[situation.group]
         occupants = self._on_node(situation)
-        traveling = self._traveling(situation) if any(one.needs.carries_weights for one in occupants) else ()
+        traveling = self._traveling() if any(one.needs.carries_weights for one in occupants) else ()
         copied = tuple(term for one in occupants for term in (*one.copied(), *one.terms(one.needs.saved)))
         extra = _extra(occupants, traveling)
         phases = _host_phases(occupants, extra, copied) if group.on_accelerators else _phases(occupants, extra, copied)
@@ -414,12 +414,9 @@ class _Estimator:
         trainer = PolicyNeeds if self._spec.model.lora is None else AdapterNeeds
         return {Role.TRAINER: trainer, Role.CRITIC: CriticNeeds}.get(component.role, PolicyNeeds)
 
-    def _traveling(self, situation: Situation) -> tuple[Term, ...]:
+    def _traveling(self) -> tuple[Term, ...]:
         """An update on a node, until every engine has it."""
-        rollouts = {index for index, component in enumerate(self._spec.components) if component.role is Role.ROLLOUT}
-        here = [(index, devices) for (index, _), devices in situation.residents if index in rollouts]
-        engines = sum(devices // _engine(self._spec, index).num_devices for index, devices in here)
-        return (Term(component="weight sync", need=whole_update(self._spec, self._shape, self._backend, engines)),)
+        return (Term(component="weight sync", need=whole_update(self._spec, self._shape)),)
 
 
 def _extra(occupants: Sequence[_Occupant], traveling: tuple[Term, ...]) -> dict[Phase, tuple[Term, ...]]:

@@ -77,15 +77,8 @@ def largest_bucket(spec: RLJobSpec, shape: ModelShape) -> int:
     return min(sent_parameters(spec, shape) * number, max(spec.weight_sync.bucket_bytes, embedding))
 
 
-def whole_update(spec: RLJobSpec, shape: ModelShape, backend: SyncBackend, engines: int) -> Need:
-    """An update in the host memory of a node with so many engines.
-
-    Ray's object store and shared memory hold it once for all processes of the node, until every engine has it; with TCP each engine
-    receives a copy of its own.
-    """
+def whole_update(spec: RLJobSpec, shape: ModelShape) -> Need:
+    """An update in the host memory of a node: the object store and shared memory hold it once for all engines, until every one has it."""
     number, parameters = DTYPE_BYTES[sync_dtype(spec)], sent_parameters(spec, shape)
     formula, size = f"{show_count(parameters)} x {number} B", parameters * number
-    if backend is SyncBackend.TCP and engines > 1:
-        name, formula = "weights that engines receive", f"{engines} engines x {formula}"
-        return Need(kind=Kind.WORKSPACE, name=name, formula=formula, num_bytes=engines * size, remedy="weightSync.backend: ObjectStore")
     return Need(kind=Kind.WORKSPACE, name="weights in shared memory", formula=f"{formula}, once per node", num_bytes=size)

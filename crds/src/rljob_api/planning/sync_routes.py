@@ -320,9 +320,8 @@ def chosen_backend(spec: RLJobSpec, plan: Plan) -> SyncBackend:
 
 
 def _chain_pays(spec: RLJobSpec, plan: Plan) -> bool:
-    """Whether a chain (TCP) is faster than the object store and takes no more memory: ``docs/design/0014-auto-takes-tcp.md``."""
-    nodes = engine_nodes(plan)
-    return len(engines_elsewhere(plan)[1]) > 1 and len(set(nodes)) == len(nodes) and not serves_adapters(spec)
+    """Whether a chain (TCP) is faster than the object store: ``docs/design/0014-auto-takes-tcp.md``."""
+    return len(engines_elsewhere(plan)[1]) > 1 and not serves_adapters(spec)
 
 
 def _reads_on_devices(spec: RLJobSpec, plan: Plan) -> bool:

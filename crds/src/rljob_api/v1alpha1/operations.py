@@ -64,15 +64,14 @@ class SyncBackend(StrEnum):
 
     AUTO = "Auto"
     """IPC if a trainer rank is on every accelerator of the engines, SharedMemory if the trainer's rank 0 and all engines are on one node,
-    TCP if engines are on two or more other nodes and no node has two engines, otherwise ObjectStore; with SGLang engines TCP or
-    ObjectStore."""
+    TCP if engines are on two or more other nodes, otherwise ObjectStore; with SGLang engines TCP or ObjectStore."""
     SHARED_MEMORY = "SharedMemory"
     """Packed buckets in shared memory of one node, read in place; needs the trainer's rank 0 and all engines on one node."""
     OBJECT_STORE = "ObjectStore"
     """Packed buckets through Ray's object store: shared memory on one host, the network between hosts."""
     TCP = "TCP"
     """Packed buckets between the hosts' memories, over sockets in a chain: from the host of the sending rank to an engine, which forwards
-    them to the next engine while it receives."""
+    them to an engine of the next node while it receives. Other engines of a node read its copy in shared memory."""
     NCCL = "NCCL"
     """Packed buckets broadcast from the devices of the sending ranks to those of the engines. Not run between GPUs yet, so Auto does not
     select it."""

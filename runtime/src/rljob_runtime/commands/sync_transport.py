@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from rljob_api.planning.plan import Plan
-from rljob_api.planning.sync_routes import chosen_backend, engine_nodes, engines_elsewhere
+from rljob_api.planning.sync_routes import chosen_backend, engines_elsewhere
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.operations import SyncBackend
 from rljob_api.v1alpha1.rljob import RLJobSpec
@@ -22,9 +20,7 @@ def sync_transport(spec: RLJobSpec, plan: Plan) -> str | None:
     elsewhere = engines_elsewhere(plan)[1]
     if len(elsewhere) < 2:
         return f"{chosen} ({by})."
-    most = max(Counter(engine_nodes(plan)).values())
-    copies = "" if most == 1 else f", and take the memory of {most} updates on a node instead of one"
     return (
         f"{chosen} ({by}). The weights leave the sender's node {len(elsewhere)} times, once for each node with engines; "
-        f"TCP would send them once{copies}."
+        "TCP would send them once."
     )

@@ -188,6 +188,7 @@ class FakeEngine:
     def prepare_receiver(self, receiver: str, settings: Mapping[str, Any]) -> None:
         """Make the engine's end of a transport; see ``Engine.prepare_receiver``."""
         self._raise_if_dead()
+        self._receiver.close()
         made: Receiver = make_end(receiver, **settings)
         for test in made.tests:
             view(test)
@@ -296,6 +297,7 @@ class FakeEngine:
 
     def shutdown(self) -> None:
         """End the engine; later calls raise."""
+        self._receiver.close()
         self.die("the engine was shut down; start a new engine")
 
     # -- the test's controls ------------------------------------------------------------------------------------------------------

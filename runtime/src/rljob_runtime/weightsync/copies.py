@@ -113,6 +113,11 @@ class Copies:
         with self._lock:
             return sum(copy.size for (name, _, _), (_, copy) in self._held.items() if name == owner)
 
+    def forget(self, owner: str) -> None:
+        """Free all copies of an engine in this process: its next update is whole."""
+        with self._lock:
+            self._held = {key: held for key, held in self._held.items() if key[0] != owner}
+
     def update(self, kept: Kept, process: int, data: ByteArray) -> None:
         """Bring the copy to the version of what came; errors are those of :meth:`held`."""
         key = kept.owner, process, kept.bucket.index

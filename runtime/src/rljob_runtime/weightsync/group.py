@@ -23,7 +23,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -120,7 +120,7 @@ class Member:
                 try:
                     self._connect(max(min(deadline - time.monotonic(), meeting.join_s), 1.0))
                 except (RuntimeError, OSError) as error:  # nobody else need wait for their own deadline to learn of it
-                    self._give_up(str(error))
+                    self.give_up(str(error))
                     raise
             except BaseException:
                 self.close()
@@ -161,7 +161,7 @@ class Member:
         if held[0] is not None:  # gloo's end waits for its calls under way, until their own time-out: nobody here does
             threading.Thread(target=_dropped, args=(held,), name="rljob-group-end", daemon=True).start()
 
-    def _give_up(self, reason: str) -> None:
+    def give_up(self, reason: str) -> None:
         """End the meeting for all, unless somebody has, or the store does not answer."""
         with contextlib.suppress(RuntimeError):
             if not self._control.check([OVER]):
@@ -337,6 +337,14 @@ class Memberships:
         with self._lock:
             self._joined[key] = meeting.name, member
         return member
+
+    def leave(self, meetings: Collection[str]) -> None:
+        """Leave meetings, by their names, that were joined: no other end of a transport uses them."""
+        with self._lock:
+            over = [at for at, (name, _) in self._joined.items() if name in meetings]
+            left = [self._joined.pop(at)[1] for at in over]
+        for one in left:
+            one.close()
 
 
 MEMBERSHIPS = Memberships()

@@ -11,6 +11,7 @@ import itertools
 import mmap
 import os
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,19 +66,38 @@ class Segments:
         Raises:
             WeightSyncError: the node has no shared memory, or not enough.
         """
-        self._prefix = prefix
+        self._make_all(
+            prefix,
+            {f"{prefix}{os.getpid()}-{next(_serials)}": size_bytes for _ in range(count)},
+            f"{count} x {size_bytes} bytes of shared memory",
+            "raise nodeGroups[].resources.sharedMemory, or lower weightSync.bucketBytes",
+        )
+
+    @classmethod
+    def named(cls, prefix: str, sizes: Mapping[str, int]) -> Segments:
+        """Make them under names that their readers know.
+
+        Args:
+            prefix: as of the class.
+            sizes: bytes of each, by its name, which begins with ``prefix`` and was not used before.
+
+        Raises:
+            WeightSyncError: the node has no shared memory, or not enough.
+        """
+        made = cls.__new__(cls)
+        total = sum(sizes.values())
+        made._make_all(prefix, sizes, f"{total} bytes of shared memory", "raise nodeGroups[].resources.sharedMemory")
+        return made
+
+    def _make_all(self, prefix: str, sizes: Mapping[str, int], what: str, remedy: str) -> None:
         self._made: list[tuple[str, mmap.mmap]] = []
         remove(prefix)
         try:
-            for _ in range(count):
-                name = f"{prefix}{os.getpid()}-{next(_serials)}"
+            for name, size_bytes in sizes.items():
                 self._made.append((name, _make(name, size_bytes)))
         except OSError as error:
             self.close()
-            raise WeightSyncError(
-                f"{count} x {size_bytes} bytes of shared memory cannot be had from {FOLDER}, which has {_free_bytes()} free: {error}; "
-                "raise nodeGroups[].resources.sharedMemory, or lower weightSync.bucketBytes"
-            ) from error
+            raise WeightSyncError(f"{what} cannot be had from {FOLDER}, which has {_free_bytes()} free: {error}; {remedy}") from error
 
     def __len__(self) -> int:
         """How many there are."""
@@ -126,6 +146,13 @@ def _make(name: str, size_bytes: int) -> mmap.mmap:
         raise
     finally:
         os.close(descriptor)
+
+
+def forget(prefix: str) -> None:
+    """Let go of all segments that this process reads and whose names begin so."""
+    with _mapping:
+        for name in [name for name in _mapped if name.startswith(prefix)]:
+            del _mapped[name]
 
 
 def is_removed(segment: str) -> bool:

@@ -194,6 +194,11 @@ class Staging:
             self._copies.drain()
         return target
 
+    def forget(self, prefix: str) -> None:
+        """Unlock the segments whose names begin so, and let go of them."""
+        for segment in [segment for segment in self._mappings if segment.startswith(prefix)]:
+            self._drop(segment)
+
     def close(self) -> None:
         """Unlock all segments and let go of them."""
         for segment in list(self._mappings):

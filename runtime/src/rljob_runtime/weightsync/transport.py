@@ -31,6 +31,7 @@ import numpy.typing as npt
 from rljob_runtime.cluster.protocol import Pending, Worker, gather_all
 from rljob_runtime.errors import WeightSyncError, WorkerLostError
 from rljob_runtime.records import Bucket, OnRunning, WeightManifest
+from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.parcel import Payload, Remote
 
 ByteArray = npt.NDArray[np.uint8]
@@ -130,6 +131,10 @@ class Receiver(Protocol):
     def tests(self) -> Sequence[Remote]:
         """What every process of the engine has to fetch before anything is sent; empty where nothing is fetched."""
 
+    @property
+    def holdings(self) -> Holdings | None:
+        """What every process of the engine frees when another end takes the place of this one; None: nothing."""
+
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> IncomingUpdate:
         """Open an update.
 
@@ -141,6 +146,9 @@ class Receiver(Protocol):
         Raises:
             WeightSyncError: the manifest does not fit.
         """
+
+    def close(self) -> None:
+        """Give back what it holds in this process; another one takes its place, to which everything is sent whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +167,7 @@ class TransportSettings:
     """By engine, by process of it that has a part of the model: the trainer rank on its device, None where there is none. Empty: engines of
     one process each, none of which shares a device."""
     engine_nodes: tuple[int, ...] = ()
-    """Node rank of each engine, by the plan; empty: all are on one node."""
+    """Node rank of each engine, by the plan; empty: not known, and as if all were on one node where it is about their order alone."""
     sender_nodes: Mapping[int, int] = field(default_factory=dict)
     """Node rank of each sending trainer rank, by the plan; 0 for those that are missing."""
 

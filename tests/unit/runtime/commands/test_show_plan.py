@@ -33,7 +33,7 @@ ONE_EACH, TWO_OF_A_NODE = "2,4,6", "2-3,4,6"
     [
         (ONE_EACH, "Auto", "TCP (selected by weightSync.backend Auto); it is tested when the run starts, and ObjectStore used if"),
         (ONE_EACH, "ObjectStore", "ObjectStore (weightSync.backend). The weights leave the sender's node 3 times, .* send them once.$"),
-        (TWO_OF_A_NODE, "Auto", "ObjectStore (selected by .* node 3 times, .* send them once, and take the memory of 2 updates on a node"),
+        (TWO_OF_A_NODE, "Auto", "TCP (selected by weightSync.backend Auto); it is tested when the run starts, and ObjectStore used if"),
         ("2-3", "Auto", "ObjectStore (selected by weightSync.backend Auto).$"),
     ],
 )

@@ -16,6 +16,7 @@ import torch
 from rljob_runtime.errors import DeadlineError, WeightSyncError
 from rljob_runtime.weightsync import group
 from rljob_runtime.weightsync.group import AHEAD, C10D, OVER, Meeting, Member, Memberships, Outbox, end_meeting
+from rljob_runtime.weightsync.transports import collective
 from tests.support.pace import HANG_S
 
 CPU = torch.device("cpu")
@@ -74,7 +75,8 @@ class Seat:
 def test_a_process_leaves_the_meetings_before_whatever_rank_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engine 1 is the first member behind the sender once engine 0 is lost."""
     monkeypatch.setattr(group, "Member", Seat)
-    joined = Memberships().join
+    memberships = Memberships()
+    joined = memberships.join
 
     def meeting(name: str, sender: int = 0) -> Meeting:
         return Meeting(name=name, sender=sender, host="127.0.0.1", num_members=3, join_s=HANG_S, timeout_s=HANG_S)
@@ -84,6 +86,19 @@ def test_a_process_leaves_the_meetings_before_whatever_rank_it_had(monkeypatch: 
     after = joined(meeting("b"), 1, CPU)
     assert [seat.closed for seat in (before, neighbor, other, after)] == [True, True, False, False]  # type: ignore[attr-defined]
     assert joined(meeting("b"), 1, CPU) is after
+    memberships.leave({"a", "b"})
+    assert [seat.closed for seat in (other, after)] == [False, True]  # type: ignore[attr-defined]
+    assert joined(meeting("b"), 1, CPU) is not after
+
+
+def test_a_receiver_without_room_for_a_bucket_ends_the_wait_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(collective, "MEMBERSHIPS", SimpleNamespace(join=lambda *seat: SimpleNamespace(give_up=said.append)))
+    meeting = Meeting(name="a", sender=0, host="127.0.0.1", num_members=2, join_s=HANG_S, timeout_s=HANG_S)
+    sent = collective.Broadcast(meeting=meeting, sequence=0, size_bytes=2**60, sent_checksum=0, what="bucket 3 of weights v1")
+    with pytest.raises(WeightSyncError, match=r"bucket 3 of weights v1 has no room on cpu: .*allocate memory") as caught:
+        sent.fetch(1, CPU)
+    assert said == [str(caught.value)]
 
 
 def test_whatever_ends_the_thread_of_a_sender_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

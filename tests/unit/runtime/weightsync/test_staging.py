@@ -89,6 +89,10 @@ def test_segments_that_were_replaced_by_larger_ones_are_unlocked_and_unmapped() 
     assert cuda.events == ["lock", *["copy"] * 4, "drain", "unlock", "lock", *["copy"] * 7, "drain"]
     assert list(cuda.locked.values()) == [2 * SIZE]
     assert not is_mapped(old.segment)
+    one.forget(f"{PREFIX}other")
+    assert cuda.locked
+    one.forget(PREFIX)
+    assert not cuda.locked
     one.close()
     larger.close()
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, WeightSyncError, WorkerLostError
-from rljob_runtime.weightsync.group import MEMBERSHIPS
+from rljob_runtime.weightsync import group
+from rljob_runtime.weightsync.copies import COPIES
+from rljob_runtime.weightsync.group import MEMBERSHIPS, Memberships
 from rljob_runtime.weightsync.parcel import Digest
+from rljob_runtime.weightsync.shared_memory import FOLDER, prefix_of
 from rljob_runtime.weightsync.transport import SyncLink, TransportSettings
+from rljob_runtime.weightsync.transports import collective
 from rljob_runtime.weightsync.transports.collective import HOST, NcclTransport, TcpTransport
 from rljob_runtime.weightsync.transports.ipc import IpcTransport
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
@@ -18,10 +25,17 @@ from rljob_runtime.weightsync.transports.shared_memory import SharedMemoryTransp
 from tests.support.pace import HANG_S
 from tests.support.sync_setting import MANIFEST, SHORT_S, Faulty, Setting
 
+
+def shared_tcp(settings: TransportSettings) -> TcpTransport:
+    """All engines are on one node, which has one copy: the first engine receives, the others read."""
+    return TcpTransport(replace(settings, engine_nodes=(1,) * len(settings.neighbors)))
+
+
 TRANSPORTS: list[Callable[[TransportSettings], Any]] = [
     ObjectStoreTransport,
     SharedMemoryTransport,
     TcpTransport,
+    shared_tcp,
     NcclTransport,
     IpcTransport,
 ]
@@ -31,7 +45,7 @@ SENDER_CALLS = ["prepare_sender", "send_weights", "compute_logprobs"]
 """Of a trainer rank: prepare, send, probe."""
 
 
-WAYS = [(make, dense) for make in TRANSPORTS for dense in (None, 1.0)]
+WAYS = [(make, dense) for make in TRANSPORTS for dense in (None, 1.0) if make is not shared_tcp or dense]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -193,6 +207,91 @@ async def test_the_loss_of_the_middle_of_a_chain_closes_it_around_the_gap(dense_
     setting.stop()
 
 
+def node_segments() -> dict[str, int]:
+    """Bytes of the shared memory of this test's run, by node and bucket."""
+    found = FOLDER.glob(f"{prefix_of(f'faults{os.getpid()}')}node*")
+    return {f"{path.name.split('-')[2]} {path.name.split('-')[-1]}": path.stat().st_size for path in found}
+
+
+class Watched(Faulty):
+    """Knows the members of the chain that it was in, and when it was prepared."""
+
+    def __init__(self, prepared: list[tuple[Any, str]]) -> None:
+        """``prepared``: of all engines."""
+        super().__init__()
+        self.prepared = prepared
+
+    def prepare_receiver(self, receiver: str, *args: Any) -> None:
+        self.prepared.append((self, receiver.partition(":")[2]))
+        super().prepare_receiver(receiver, *args)
+
+    def load_bucket(self, *args: Any) -> None:
+        self.chain = args[1].payload.meeting.chain
+        super().load_bucket(*args)
+
+
+async def test_engines_of_a_node_have_one_copy_of_an_update_together() -> None:
+    """Of two nodes, one with two engines; with the loss of an engine each is the only one of its node."""
+
+    def transport(settings: TransportSettings) -> TcpTransport:
+        return TcpTransport(replace(settings, engine_nodes=(3, 5, 3)))
+
+    prepared: list[tuple[Any, str]] = []
+    first, alone, second = engines = [Watched(prepared), Watched(prepared), Watched(prepared)]
+    setting = Setting(transport, None, engines)
+    for version in (1, 2):
+        measured = await setting.publish(version)
+        assert measured["sync/bytes"] == 3 * MANIFEST.total_bytes
+        assert [setting.serves(i) for i in (0, 1, 2)] == [(version, {version})] * 3
+        assert {engine.chain for engine in engines} == {("trainer rank 0", "engine-0", "engine-1")}
+        assert node_segments() == {f"node3 {bucket.index}": bucket.size_bytes for bucket in MANIFEST.buckets}
+    assert set(prepared[:2]) == {(first, "PackedReceiver"), (second, "PackedReceiver")}  # nobody maps an older copy
+    assert set(prepared[2:4]) == {(first, "BroadcastReceiver"), (alone, "BroadcastReceiver")}
+    assert prepared[4:] == [(second, "BroadcastReceiver")]
+    setting.engines[0].faults.dies_in = "begin_update"
+    await setting.publish(3)
+    assert [setting.serves(i) for i in (1, 2)] == [(3, {3})] * 2
+    assert second.chain == ("trainer rank 0", "engine-2", "engine-1")
+    assert node_segments() == {}
+    setting.engines[0] = setting.workers[0].target = Watched(prepared)
+    assert await setting.publisher.catch_up(0)
+    await setting.publish(4)
+    assert [setting.serves(i) for i in (0, 1, 2)] == [(4, {4})] * 3
+    assert len(node_segments()) == len(MANIFEST.buckets)
+    assert setting.warnings == []
+    setting.stop()
+    assert node_segments() == {}
+
+
+@pytest.mark.parametrize("method", CALLS)
+async def test_readers_go_on_with_another_engine_that_receives(method: str) -> None:
+    setting = Setting(shared_tcp, None, [Faulty(), Faulty(), Faulty()])
+    setting.engines[0].faults.dies_in = method
+    setting.engines[0].faults.passes = 0 if method == "prepare_receiver" else 2
+    for version in (1, 2, 3, 4):
+        await setting.publish(version)
+    assert setting.lost == [0]
+    assert [setting.serves(i) for i in (1, 2)] == [(4, {4})] * 2
+    assert setting.warnings == []
+    setting.stop()
+    assert node_segments() == {}
+
+
+async def test_a_node_without_room_for_its_copy_gets_weights_through_the_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, first: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    setting = Setting(shared_tcp, None)
+    assert (await setting.publish(1))["sync/fell_back"] == 1
+    assert [setting.serves(i) for i in (0, 1)] == [(1, {1})] * 2
+    (warning,) = setting.warnings
+    assert f"{MANIFEST.total_bytes} bytes of shared memory cannot be had" in warning
+    assert "raise nodeGroups[].resources.sharedMemory" in warning
+    assert node_segments() == {}
+    setting.stop()
+
+
 async def test_the_deadline_of_a_chain_names_the_engine_that_keeps_the_others_waiting() -> None:
     """Of three whose calls have not come back."""
     setting = Setting(TcpTransport, None, [Faulty(), Faulty(), Faulty()])
@@ -214,4 +313,40 @@ async def test_sparse_syncs_report_the_bytes_that_traveled() -> None:
     assert (await setting.publish(1))["sync/bytes"] == whole
     assert (await setting.publish(2))["sync/bytes"] == whole  # every number changed
     assert (await setting.publish(2))["sync/bytes"] == 0
+    setting.stop()
+
+
+class Refusing(Faulty):
+    """Takes weights through the object store alone."""
+
+    refuses = False
+
+    def prepare_receiver(self, receiver: str, *args: Any) -> None:
+        if self.refuses and not receiver.endswith(":PackedReceiver"):
+            raise WeightSyncError("refused by the test")
+        super().prepare_receiver(receiver, *args)
+
+
+@pytest.mark.parametrize("make", [NcclTransport, IpcTransport])
+async def test_engines_free_their_copies_once_weights_go_through_the_object_store(
+    make: Callable[[TransportSettings], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And leave the groups, which have buffers on devices."""
+    joined = Memberships()
+    monkeypatch.setattr(group, "MEMBERSHIPS", joined)
+    monkeypatch.setattr(collective, "MEMBERSHIPS", joined)
+    left: set[str] = set()
+    monkeypatch.setattr(joined, "leave", left.update)
+    refusing = Refusing()
+    setting = Setting(make, 1.0, [Faulty(), refusing])
+    owners = [f"engine {index} of faults{os.getpid()}" for index in (0, 1)]
+    await setting.publish(1)
+    assert [COPIES.size_bytes(owner) for owner in owners] == [MANIFEST.total_bytes] * 2
+
+    refusing.refuses = True
+    setting.publisher.join(1)  # both ends are made again
+    assert (await setting.publish(2))["sync/fell_back"] == 1
+    assert [COPIES.size_bytes(owner) for owner in owners] == [0, 0]
+    assert bool(left) == (make is NcclTransport)
+    assert [setting.serves(i) for i in (0, 1)] == [(2, {2})] * 2
     setting.stop()

@@ -175,6 +175,7 @@ class SglangEngine:
             self._raise_if_dead()
         if settings.get("streams"):
             raise WeightSyncError("SGLang takes a whole update, and this transport hands it over bucket by bucket; write ObjectStore")
+        self._receiver.close()
         self._receiver = make_end(receiver, **settings)
 
     def begin_update(self, manifest: WeightManifest, version: int) -> None:
@@ -256,6 +257,7 @@ class SglangEngine:
     def shutdown(self) -> None:
         """End the engine; see ``Engine.shutdown``."""
         self._fail("the engine was shut down; start a new engine")
+        self._receiver.close()
         self._server.close()
         if self._loop.is_running():
             asyncio.run_coroutine_threadsafe(self.session.client.close(), self._loop).result(SHUTDOWN_TIMEOUT_S)

@@ -180,6 +180,7 @@ class VllmEngine:
         """Make the engine's end of a transport; see ``Engine.prepare_receiver``."""
         with self._changed:
             self._raise_if_dead()
+        self._leave_receiver()
         made: Receiver = make_end(receiver, **settings)  # may wait for the other side, so not under the lock
         if tests := tuple(made.tests):
             deadline = time.monotonic() + LOAD_TIMEOUT_S
@@ -187,6 +188,16 @@ class VllmEngine:
             fetch = self._updating(tested, lambda loop: loop.check_transport(tests, deadline))
             self._call(tested, fetch, LOAD_TIMEOUT_S, "the test of a weight transport")
         self._receiver = made
+
+    def _leave_receiver(self) -> None:
+        """Have this process and those of vLLM free what they hold for the present end of a transport."""
+        left, self._receiver = self._receiver, PackedReceiver()
+        left.close()
+        if (holdings := left.holdings) is not None:
+            deadline = time.monotonic() + LOAD_TIMEOUT_S
+            freed: Future[None] = Future()
+            free = self._updating(freed, lambda loop: loop.leave_transport(holdings, deadline))
+            self._call(freed, free, LOAD_TIMEOUT_S, "freeing what a weight transport held")
 
     def begin_update(self, manifest: WeightManifest, version: int) -> None:
         """Open an update; see ``Engine.begin_update``."""
@@ -261,6 +272,7 @@ class VllmEngine:
 
     def shutdown(self) -> None:
         """End the engine; see ``Engine.shutdown``."""
+        self._receiver.close()
         with self._changed:
             self._stopping = True
         self._inbox.put(None)

@@ -41,6 +41,7 @@ from rljob_runtime.engine.vllm.updating import WeightUpdates
 from rljob_runtime.errors import DeadlineError, ModelError, RuntimeFault, WeightSyncError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
 from rljob_runtime.records import Completion, GenerationRequest, OnRunning, Sampling
+from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.parcel import Remote
 from rljob_runtime.weightsync.transport import IncomingUpdate
 
@@ -293,6 +294,10 @@ class VllmLoop:
             WeightSyncError, DeadlineError: as for :meth:`load_update`.
         """
         self.weights.test(tests, deadline)
+
+    def leave_transport(self, holdings: Holdings, deadline: float) -> None:
+        """Have workers free what they hold of a transport; errors as of :meth:`check_transport`."""
+        self.weights.leave_transport(holdings, deadline)
 
     def apply_update(self, incoming: IncomingUpdate, on_running: OnRunning, deadline: float) -> int:
         """Load the rest of a full set of weights and serve it.

@@ -90,6 +90,10 @@ class PatchedUpdates:
         """A bucket was loaded as a whole."""
         self._versions[index] = version
 
+    def forget_copies(self) -> None:
+        """Workers have none any more."""
+        self._copied.clear()
+
     def broke_off(self) -> None:
         """The parameters are undefined."""
         self._versions.clear()

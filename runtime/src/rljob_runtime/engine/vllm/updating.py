@@ -14,8 +14,17 @@ import torch
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rljob_runtime.engine.vllm.patched_updates import Call, PatchedUpdates
-from rljob_runtime.engine.vllm.weight_receiver import attempted, fetch_tests, plan_of, start_proven, start_recorded, start_update
+from rljob_runtime.engine.vllm.weight_receiver import (
+    attempted,
+    fetch_tests,
+    leave_transport,
+    plan_of,
+    start_proven,
+    start_recorded,
+    start_update,
+)
 from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, RuntimeFault, WeightSyncError, WholeNeededError
+from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.parcel import CHANGED, NOT_OPENED, SEND_WHOLE, Remote
 from rljob_runtime.weightsync.transport import IncomingUpdate
 from rljob_runtime.weightsync.transports.tested import TEST_VERSION
@@ -68,6 +77,11 @@ class WeightUpdates:
     def test(self, tests: Sequence[Remote], deadline: float) -> None:
         """Have every worker fetch what is not loaded; errors are those of :meth:`load`."""
         self._rpc(fetch_tests, (tuple(tests),), TEST_VERSION, deadline)
+
+    def leave_transport(self, holdings: Holdings, deadline: float) -> None:
+        """Have every worker free what it holds of a transport; errors are those of :meth:`load`."""
+        self._rpc(leave_transport, (holdings,), TEST_VERSION, deadline)
+        self.patched.forget_copies()
 
     def load(self, incoming: IncomingUpdate, deadline: float) -> None:
         """Load what has come.

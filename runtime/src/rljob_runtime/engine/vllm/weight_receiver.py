@@ -35,6 +35,7 @@ from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.assembly import shorten
 from rljob_runtime.weightsync.copies import Kept
+from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.packing import as_byte_tensor, unpack
 from rljob_runtime.weightsync.parcel import Remote, view
 from rljob_runtime.weightsync.patching import Places, write_changes, write_whole
@@ -322,6 +323,12 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         taken, self._adapters = self._adapters or {}, {}
         return taken
 
+    def free(self, holdings: Holdings) -> None:
+        """Free what this process holds of a transport, page-locked mappings among it."""
+        holdings.free()
+        if self._staging is not None and holdings.segments is not None:
+            self._staging.forget(holdings.segments)
+
     def shutdown(self) -> None:
         """Let go of shared memory."""
         if self._staging is not None:
@@ -387,6 +394,11 @@ def fetch_tests(worker: Any, tests: tuple[Remote, ...]) -> None:
     """
     for test in tests:
         worker.weight_transfer_engine.fetch(test)
+
+
+def leave_transport(worker: Any, holdings: Holdings) -> None:
+    """Free what a process holds of a transport."""
+    worker.weight_transfer_engine.free(holdings)
 
 
 def start_update(worker: Any) -> None:

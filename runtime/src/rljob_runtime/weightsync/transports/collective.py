@@ -8,8 +8,9 @@
 
 NCCL and TCP are this one transport. With **NCCL** buckets are packed on the sender's device and received on the devices of the engines, in
 each of their processes, between two of their steps: there is no room for the weights twice, so each bucket goes into the model as it comes.
-With **TCP** buckets travel between the hosts' memories, once to each engine, which takes them while it generates: along a chain of sockets
-from the sender through all engines, node by node, so that no link carries a bucket twice in a direction (``weightsync.chain``).
+With **TCP** buckets travel between the hosts' memories, once to each node, while engines generate: along a chain of sockets from the sender
+through one engine of each node, so that no link carries a bucket twice in a direction (``weightsync.chain``). Other engines of a node read
+the copy of the first one in shared memory (``weightsync.node_shares``).
 
 A member that is lost breaks the group. The driver, which hears of it first, ends the meeting, and the others begin again without it.
 """
@@ -19,26 +20,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from rljob_runtime.cluster.protocol import Pending
 from rljob_runtime.errors import WeightSyncError
-from rljob_runtime.records import WeightManifest
+from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.weightsync.assembly import Part, UpdateAssembly
 from rljob_runtime.weightsync.delta import BaseDeltaEncoder, DeltaEncoder, Images
 from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
 from rljob_runtime.weightsync.group import MEMBERSHIPS, Meeting, Outbox, device_here
+from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.meetings import Meetings
+from rljob_runtime.weightsync.node_shares import NodeCopy, NodeShare, followers_of, shares_of
 from rljob_runtime.weightsync.packing import as_byte_tensor
 from rljob_runtime.weightsync.parcel import Parcel, Remote, compare, fingerprint
 from rljob_runtime.weightsync.shares import shared_out
-from rljob_runtime.weightsync.transport import Shapes, SyncLink, TransportSettings, WeightSource
-from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport
+from rljob_runtime.weightsync.transport import ByteArray, PartnerLostError, Shapes, SyncLink, TransportSettings, WeightSource
+from rljob_runtime.weightsync.transports.object_store import PackedReceiver
+from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport, room_for
 
 HOST = torch.device("cpu")
 
@@ -55,33 +61,54 @@ class CollectiveTransport(TestedTransport):
         """No group is there yet."""
         super().__init__(settings)
         self._meetings: Meetings | None = None
+        self._followers: dict[int, tuple[int, ...]] = {}
+        """By engine that receives: the others of its node, which read its copy."""
 
     async def _prepare(self, link: SyncLink) -> None:
         await self._release("a new group takes its place")
-        senders = tuple(shared_out(link.manifest, self._settings.senders)[0])
-        seats = {rank: self._seats(link, rank) for rank in senders}
+        first_part = shared_out(link.manifest, self._settings.senders)[0]
+        senders = tuple(first_part)
+        self._followers = followers_of(tuple(link.engines), self._settings) if self.in_chain else dict.fromkeys(link.engines, ())
+        shares = shares_of(self._followers, uuid.uuid4().hex, link.manifest, self._settings) if self.in_chain else {}
+        if sharing := [index for index, share in shares.items() if share.is_shared]:
+            await self._let_go(link, sharing)
+        seats = {rank: self._seats(rank) for rank in senders}
         meetings = {rank: await self._agreed(link, rank, seats[rank]) for rank in senders}
         sender = {"meetings": meetings, "on_device": self.on_device, "dense_above": self._settings.dense_above}
         await link.trainers_done(link.on_trainers("prepare_sender", f"{__name__}:{BroadcastSender.__name__}", link.manifest, sender))
         packed = await link.trainers_done(link.on_trainers("send_weights", TEST_VERSION, TEST_PART))
-        tests = [parcel for parcel in packed if parcel is not None]
-        opened = tuple(test.payload.meeting for test in tests if isinstance(test.payload, Broadcast))  # whose ports the senders have chosen
-        self._meetings = await asyncio.to_thread(Meetings, opened)
-        made = {}
-        for index, engine in link.engines.items():
-            receiver = {
-                "first_ranks": {rank: seats[rank][index][0] for rank in senders},
-                "streams": self.on_device,
-                "tests": tests,
-                "copies": self._settings.copies_of(index),
-            }
-            made[index] = engine.start("prepare_receiver", f"{__name__}:{BroadcastReceiver.__name__}", receiver)
-        await link.together_done(made)
+        tests: dict[int, Parcel] = {bucket.index: packed[rank] for rank, bucket in first_part.items()}
+        opened = [test.payload.meeting for test in tests.values() if isinstance(test.payload, Broadcast)]  # with ports that senders chose
+        self._meetings = await asyncio.to_thread(Meetings, tuple(opened))
+        for engines in (tuple(self._followers), self._readers):  # the second read what the first have received
+            made = {}
+            for index in engines:
+                receiver = {
+                    "first_ranks": {rank: seats[rank][index][0] for rank in senders if index in seats[rank]},
+                    "streams": self.on_device,
+                    "tests": tests,
+                    "copies": self._settings.copies_of(index),
+                    "share": shares.get(index),
+                }
+                if index not in link.engines:
+                    raise PartnerLostError(f"engine {index} was lost while a group with it was prepared")
+                made[index] = link.engines[index].start("prepare_receiver", f"{__name__}:{BroadcastReceiver.__name__}", receiver)
+            await link.together_done(made)
 
-    def _seats(self, link: SyncLink, sender: int) -> dict[int, tuple[int, int]]:
-        """First rank in the group of a sender, and the one behind the last, of every engine."""
+    async def _let_go(self, link: SyncLink, engines: Sequence[int]) -> None:
+        """Have engines drop the copies of their nodes: what one of them still maps counts as used when the next copy is made."""
+        name = f"{PackedReceiver.__module__}:{PackedReceiver.__name__}"
+        await link.together_done({index: link.engines[index].start("prepare_receiver", name, {}) for index in engines})
+
+    @property
+    def _readers(self) -> tuple[int, ...]:
+        """Engines that read what another one of their node receives."""
+        return tuple(itertools.chain(*self._followers.values()))
+
+    def _seats(self, sender: int) -> dict[int, tuple[int, int]]:
+        """First rank in the group of a sender, and the one behind the last, of every engine that receives."""
         seats, first = {}, 1
-        for index in chain_order(tuple(link.engines), sender, self._settings) if self.in_chain else link.engines:
+        for index in chain_order(tuple(self._followers), sender, self._settings) if self.in_chain else self._followers:
             seats[index] = (first, first + (len(self._settings.processes(index)) if self.on_device else 1))
             first = seats[index][1]
         return seats
@@ -110,7 +137,7 @@ class CollectiveTransport(TestedTransport):
     async def _moved(self, version: int, link: SyncLink) -> dict[int, int]:
         """Pack one part ahead; engines take one bucket at a time, so that all make their collectives in one order."""
         parts = shared_out(link.manifest, self._settings.senders)
-        if len(link.manifest.buckets) == 1:
+        if len(link.manifest.buckets) == 1 and not self._readers:
             packed = link.on_trainers("send_weights", version, 0)
             given = packed[self._settings.senders[0]]
             updating = link.update_whole(version, given)
@@ -118,19 +145,27 @@ class CollectiveTransport(TestedTransport):
             return await link.together_done(updating, given)
         begun = link.on_engines("begin_update", link.manifest, version)
         waiting: list[tuple[int, Pending]] = []
+        reading: list[tuple[dict[int, Pending], Pending]] = []
         for part, owned in enumerate(parts):
             packed = link.on_trainers("send_weights", version, part)
             await link.together_done(begun)
             begun = {}
-            await self._taken(link, waiting)
+            reading += await self._taken(link, waiting)
             waiting = [(bucket.index, packed[rank]) for rank, bucket in owned.items()]
             await link.others_done(packed, owned)
-        await self._taken(link, waiting)
+        reading += await self._taken(link, waiting)
+        for calls, given in reading:
+            await link.together_done(calls, given)
         return await link.together_done(link.finish())
 
-    async def _taken(self, link: SyncLink, waiting: Sequence[tuple[int, Pending]]) -> None:
+    async def _taken(self, link: SyncLink, waiting: Sequence[tuple[int, Pending]]) -> list[tuple[dict[int, Pending], Pending]]:
+        """Wait until engines have received buckets; returns the calls of those that read what others received."""
+        reading = []
         for index, given in waiting:
-            await link.together_done(link.on_engines("load_bucket", index, given), given)
+            await link.together_done(_load(link, self._followers, index, given), given)
+            if self._readers:
+                reading.append((_load(link, self._readers, index, given), given))
+        return reading
 
     async def _release(self, reason: str) -> None:
         meetings, self._meetings = self._meetings, None
@@ -150,6 +185,11 @@ class NcclTransport(CollectiveTransport):
 
     title = "NCCL"
     on_device = True
+
+
+def _load(link: SyncLink, engines: Iterable[int], bucket: int, given: Pending) -> dict[int, Pending]:
+    """Begin ``load_bucket`` on engines that are not lost."""
+    return {engine: link.engines[engine].start("load_bucket", bucket, given) for engine in engines if engine in link.engines}
 
 
 def chain_order(engines: Sequence[int], sender: int, settings: TransportSettings) -> list[int]:
@@ -193,10 +233,15 @@ class Broadcast(Remote):
         compare(fingerprint(data), self.sent_checksum, self.what)
         return data
 
-    def receive(self, process: int, device: torch.device) -> torch.Tensor:
-        """What came, as :meth:`fetch` but not compared with what was sent."""
+    def receive(self, process: int, device: torch.device, place: ByteArray | None = None) -> torch.Tensor:
+        """What came, as :meth:`fetch` but not compared with what was sent; in ``place``, shape (num_bytes,), or memory of its own."""
         member = MEMBERSHIPS.join(self.meeting, self.first_rank + process, device)
-        data = torch.empty(self.size_bytes, dtype=torch.uint8, device=device)
+        try:
+            data = torch.empty(self.size_bytes, dtype=torch.uint8, device=device) if place is None else as_byte_tensor(place)
+        except RuntimeError as error:  # no memory: the others would wait for this member until their deadline, and not say why
+            what = f"{self.what} has no room on {device}: {error}"
+            member.give_up(what)
+            raise WeightSyncError(what) from error
         member.broadcast(data, self.sequence)
         return data
 
@@ -230,10 +275,7 @@ class BroadcastSender:
             return None
         fault = self._outbox.room()
         delta = None if version == TEST_VERSION else self._delta
-        if delta is None:
-            packed = torch.zeros(bucket.size_bytes, dtype=torch.uint8, device=self._device)  # zeros: gaps count in checksums
-        else:
-            packed = delta.room(bucket)
+        packed = room_for(self._source, owned, partial(self._room, bucket, delta))
         self._source.pack_buckets(owned, packed.numpy() if isinstance(packed, torch.Tensor) and not packed.is_cuda else packed)
         if fault is not None:  # only now: other ranks were in the same gather
             raise fault
@@ -249,6 +291,10 @@ class BroadcastSender:
         )
         return Parcel(version=version, checksum=proof, payload=sent, base=base)
 
+    def _room(self, bucket: Bucket, delta: BaseDeltaEncoder[Any] | None) -> Any:
+        """Where a bucket is packed; zeros, as gaps between slots count in checksums."""
+        return torch.zeros(bucket.size_bytes, dtype=torch.uint8, device=self._device) if delta is None else delta.room(bucket)
+
     def close(self) -> None:
         """End the meeting."""
         if self._outbox is not None:
@@ -258,13 +304,16 @@ class BroadcastSender:
 class BroadcastReceiver:
     """An engine's end."""
 
-    def __init__(self, *, first_ranks: Mapping[int, int], streams: bool, tests: Sequence[Parcel], copies: str | None) -> None:
+    def __init__(
+        self, *, first_ranks: Mapping[int, int], streams: bool, tests: Mapping[int, Parcel], copies: str | None, share: NodeShare | None
+    ) -> None:
         """Receive the first bucket of every sender, unless every process of the engine does so by itself.
 
         Args:
-            first_ranks: of the engine's processes in the group of each sender.
+            first_ranks: of the engine's processes in the group of each sender; none where it reads what another engine received.
             streams: each process receives on its own device; else this one for all, while the engine generates.
-            tests: what senders sent first.
+            tests: what senders sent first, by bucket.
+            share: of the copy that engines of a node have together; None: the engine has its own.
             copies: name of the engine's copies, where later buckets may bring only what changed; None: all are whole.
 
         Raises:
@@ -272,20 +321,43 @@ class BroadcastReceiver:
         """
         self._first_ranks = first_ranks
         self._streams = streams
-        self._images = None if copies is None else Images(copies if streams else None)
-        seated = [self._seated(test) for test in tests]
-        self.tests: Sequence[Remote] = [test.payload for test in seated if isinstance(test.payload, Remote)] if streams else ()
-        for test in seated if not streams else ():
-            received(test).check("the first bucket of a sender")
+        kept = copies if streams else None
+        self._images = None if copies is None else Images(kept)
+        self._node = None if share is None else NodeCopy(share)
+        self.holdings = Holdings(
+            copies=kept,
+            segments=None if share is None or not share.is_shared else share.prefix,
+            groups=frozenset(test.payload.meeting.name for test in tests.values() if isinstance(test.payload, Broadcast)),
+        )
+        taken = [self.taken(bucket, test) for bucket, test in tests.items()]
+        self.tests: Sequence[Remote] = [test.payload for test in taken if isinstance(test.payload, Remote)]
+        for test in taken:
+            test.check("the first bucket of a sender")
 
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
         """Open an update."""
         return _Update(self, manifest, version, expected, streams=self._streams, images=self._images)
 
-    def taken(self, parcel: Parcel) -> Parcel:
-        """As the update keeps it: to be fetched by the engine's processes, or with its bytes."""
-        seated = self._seated(parcel)
-        return seated if self._streams else received(seated)
+    def close(self) -> None:
+        """Free copies, leave the senders' groups, and remove the node's copy."""
+        self.holdings.free()
+        if self._node is not None:
+            self._node.close()
+
+    def taken(self, bucket: int, parcel: Parcel) -> Parcel:
+        """As the update keeps it: to be fetched by the engine's processes, or with its bytes, or where they are on this node.
+
+        Raises:
+            WeightSyncError, DeadlineError: as of ``Remote.fetch``.
+        """
+        if self._streams:
+            return self._seated(parcel)
+        size = parcel.size_bytes
+        if self._node is not None and self._node.reads:
+            return dataclasses.replace(parcel, payload=self._node.shared(bucket, size))
+        place = None if self._node is None else self._node.place(bucket, size)
+        whole = received(self._seated(parcel), place)
+        return whole if self._node is None or place is None else dataclasses.replace(parcel, payload=self._node.shared(bucket, size))
 
     def _seated(self, parcel: Parcel) -> Parcel:
         assert isinstance(parcel.payload, Broadcast)
@@ -302,16 +374,16 @@ class _Update(UpdateAssembly):
 
     def take(self, part: int, data: Part) -> None:
         """Take one bucket; see ``UpdateAssembly.take``."""
-        super().take(part, self._receiver.taken(data) if isinstance(data, Parcel) else data)
+        super().take(part, self._receiver.taken(part, data) if isinstance(data, Parcel) else data)
 
 
-def received(parcel: Parcel) -> Parcel:
-    """The parcel with its bytes in this process's memory; ``Parcel.check`` compares them with what was sent.
+def received(parcel: Parcel, place: ByteArray | None = None) -> Parcel:
+    """The parcel with its bytes in this process's memory, or in ``place``; ``Parcel.check`` compares them with what was sent.
 
     Raises:
         WeightSyncError, DeadlineError: as of ``Remote.fetch``.
     """
     assert isinstance(parcel.payload, Broadcast)
-    data = parcel.payload.receive(0, HOST).numpy()
+    data = parcel.payload.receive(0, HOST, place).numpy()
     data.flags.writeable = False  # nobody else has it, so that an update need not copy it
     return dataclasses.replace(parcel, payload=data)

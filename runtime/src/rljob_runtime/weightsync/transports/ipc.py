@@ -9,6 +9,11 @@
 No byte goes through the host. An export is what ``torch.multiprocessing`` makes of a tensor: of CUDA memory a handle of the driver, of host
 memory the name of a shared segment, so that the same code runs without a GPU, between processes of one node. Both are counted by torch, and
 each export is opened once.
+
+Torch keeps exported CUDA memory until each reader has opened it and let go of it. One that could not open it, or was killed, never does,
+and the buffer would stay on the trainer's device until its process ends. So exports of a sync that broke off are counted down by the
+sender: those of a test at once, as no model is loaded from them; others once all readers have passed the next test, which they do after
+what they read before.
 """
 
 from __future__ import annotations
@@ -33,9 +38,10 @@ from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.delta import Images
 from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
 from rljob_runtime.weightsync.group import device_here
+from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.parcel import NOT_OPENED, Parcel, Remote, compare, fingerprint
 from rljob_runtime.weightsync.transport import Shapes, SyncLink, TransportSettings, WeightSource
-from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport
+from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport, room_for
 
 TURNS = 2
 """Buffers of a rank: one is packed while the other is loaded from."""
@@ -43,6 +49,13 @@ RELEASE_PART = -1
 """Sends nothing: gives back the buffers, whose readers are done."""
 DEVICE_ARGUMENT = 6
 """Of ``rebuild_cuda_tensor``: the device's index, which the reader may count differently."""
+COUNTER_ARGUMENTS = slice(11, 13)
+"""The file of the reader's counter, and its place there."""
+
+Counter = tuple[bytes, int]
+"""Counts one reader of an export, see :data:`COUNTER_ARGUMENTS`."""
+LEFT: list[Counter] = []
+"""Of exports of syncs that broke off in this process, of which readers may still make use."""
 
 Reader = tuple[int, int]
 """An engine by its index, and a process of it by its rank there."""
@@ -168,12 +181,18 @@ class HandleSender:
         self._readers = tuple(readers.get(source.rank, ()))
         self._device = device_here()
         self._held: dict[int, torch.Tensor] = {}
+        self._tested: list[Counter] = []
+        self._loaded: list[Counter] = []
+        """Of exports that are not known to have been read, of a test and of weights."""
         self._delta = None if dense_above is None or not self._readers else DeviceDeltaEncoder(dense_above, self._device)
 
     def send(self, version: int, part: int) -> Mapping[Reader, Parcel] | None:
         """A parcel for each of the rank's readers, None where it has none; or give back what they have read."""
         if part == RELEASE_PART:
-            self.close()
+            self._tested.clear()  # all readers are done, and have counted
+            self._loaded.clear()
+            count_down(LEFT)
+            self._free()
             return None
         bucket = self._manifest.buckets[part]
         owned = dict.fromkeys(self._ranks, bucket)
@@ -190,7 +209,10 @@ class HandleSender:
                 version=version,
                 checksum=proof,
                 payload=Export(
-                    exports=(_exported(data) if data.numel() else b"",), size_bytes=data.numel(), sent_checksum=proof, what=what
+                    exports=(self._exported(data, version) if data.numel() else b"",),
+                    size_bytes=data.numel(),
+                    sent_checksum=proof,
+                    what=what,
                 ),
                 base=base,
             )
@@ -201,12 +223,24 @@ class HandleSender:
         """What the readers get of a bucket, where they can open it, and the version that it changes."""
         delta = None if version == TEST_VERSION else self._delta
         place = partial(shared_buffer, device=self._device)
-        room = place(bucket.size_bytes) if delta is None else delta.room(bucket)
+        room = room_for(self._source, owned, lambda: place(bucket.size_bytes) if delta is None else delta.room(bucket))
         self._source.pack_buckets(owned, room if room.is_cuda else room.numpy())
         return (room, None) if delta is None else delta.encode(version, bucket, room, place)
 
+    def _exported(self, data: torch.Tensor, version: int) -> bytes:
+        rebuild, arguments = reduced = reduce_tensor(data)
+        if rebuild is rebuild_cuda_tensor:
+            (self._tested if version == TEST_VERSION else self._loaded).append(arguments[COUNTER_ARGUMENTS])
+        return bytes(ForkingPickler.dumps(reduced))
+
     def close(self) -> None:
-        """Give the buffers back."""
+        """Give the buffers back, also if they were not read."""
+        count_down(self._tested)
+        LEFT.extend(self._loaded)
+        self._loaded.clear()
+        self._free()
+
+    def _free(self) -> None:
         self._held.clear()
         if self._device.type == "cuda":
             torch.cuda.ipc_collect()
@@ -224,12 +258,18 @@ class HandleReceiver:
             copies: name of the engine's copies, where later buckets may bring only what changed; None: all are whole.
         """
         self._streams = streams
+        self.holdings = None if copies is None else Holdings(copies=copies)
         self._images = None if copies is None else Images(copies)
         self.tests: Sequence[Remote] = [test.payload for test in tests if isinstance(test.payload, Remote)]
 
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
         """Open an update."""
         return UpdateAssembly(manifest, version, expected, streams=self._streams, images=self._images)
+
+    def close(self) -> None:
+        """Free the copies of this process."""
+        if self.holdings is not None:
+            self.holdings.free()
 
 
 def shared_buffer(num_bytes: int, device: torch.device) -> torch.Tensor:
@@ -262,8 +302,10 @@ def _plain_segments() -> Iterator[None]:
         torch._C._accelerator_setAllocatorSettings(before)
 
 
-def _exported(data: torch.Tensor) -> bytes:
-    return bytes(ForkingPickler.dumps(reduce_tensor(data)))
+def count_down(counters: list[Counter]) -> None:
+    """Count readers of exports as done, as each does itself by the same call; where the counters are gone already, nothing happens."""
+    while counters:
+        torch.UntypedStorage._release_ipc_counter_cuda(*counters.pop())
 
 
 def _opened(export: bytes, device: torch.device) -> torch.Tensor:

@@ -13,6 +13,7 @@ from rljob_runtime.cluster.protocol import Pending
 from rljob_runtime.records import WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.delta import DeltaEncoder, Images
+from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.parcel import Parcel, Remote, sealed
 from rljob_runtime.weightsync.shares import shared_out
 from rljob_runtime.weightsync.transport import Shapes, SyncLink, TransportSettings, WeightSource
@@ -85,6 +86,7 @@ class PackedReceiver:
     """An engine's end: buckets are kept until all are there."""
 
     tests: Sequence[Remote] = ()
+    holdings: Holdings | None = None
 
     def __init__(self, *, sparse: bool = False) -> None:
         """``sparse``: buckets may bring only what changed."""
@@ -93,3 +95,6 @@ class PackedReceiver:
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
         """Open an update."""
         return UpdateAssembly(manifest, version, expected, images=self._images)
+
+    def close(self) -> None:
+        """It holds nothing else."""

@@ -24,6 +24,7 @@ from rljob_runtime.cluster.protocol import Pending
 from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.delta import DeltaEncoder, Images
+from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.packing import clear_gaps
 from rljob_runtime.weightsync.parcel import Digest, Parcel, Remote, sealed
 from rljob_runtime.weightsync.shared_memory import Segments, prefix_of
@@ -67,6 +68,7 @@ class SharedMemoryTransport(TestedTransport):
             "streams": self._segments < parts,
             "proves_late": not self._settings.while_generating,
             "tests": [parcel for parcel in packed if parcel is not None],
+            "prefix": self._prefix,
             "sparse": self._settings.dense_above is not None,
         }
         await link.engines_done(link.on_engines("prepare_receiver", f"{__name__}:{SharedReceiver.__name__}", receiver))
@@ -169,10 +171,13 @@ class SharedReceiver:
 
     tests: Sequence[Remote] = ()
 
-    def __init__(self, *, streams: bool, tests: Sequence[Parcel], proves_late: bool = False, sparse: bool = False) -> None:
+    def __init__(
+        self, *, streams: bool, tests: Sequence[Parcel], prefix: str | None = None, proves_late: bool = False, sparse: bool = False
+    ) -> None:
         """Read the first bucket of every sender.
 
         Args:
+            prefix: of the names of all senders' segments.
             streams: see ``transport.IncomingUpdate``.
             tests: the first bucket of every sender.
             proves_late: see :class:`~rljob_runtime.weightsync.assembly.UpdateAssembly`.
@@ -183,6 +188,7 @@ class SharedReceiver:
         """
         for test in tests:
             test.check("the first bucket of a sender")
+        self.holdings = None if prefix is None else Holdings(segments=prefix)
         self._streams = streams
         self._proves_late = proves_late
         self._images = Images() if sparse else None
@@ -190,3 +196,8 @@ class SharedReceiver:
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
         """Open an update."""
         return UpdateAssembly(manifest, version, expected, streams=self._streams, proves_late=self._proves_late, images=self._images)
+
+    def close(self) -> None:
+        """Let go of the senders' segments."""
+        if self.holdings is not None:
+            self.holdings.free()

@@ -65,6 +65,7 @@ class WireReceiver:
     """An engine's end."""
 
     tests = ()
+    holdings = None
 
     def __init__(self, wire: str) -> None:
         self._wire = wire
@@ -74,6 +75,9 @@ class WireReceiver:
         if expected is not None:
             verify_manifest(manifest, expected)
         return WireUpdate(self._wire, manifest, version)
+
+    def close(self) -> None:
+        """It holds nothing."""
 
 
 class WireUpdate:
