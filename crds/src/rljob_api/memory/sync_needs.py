@@ -45,8 +45,9 @@ class SyncNeeds:
             size, count = 3 * self._parts * ceil_div(bucket, self.shards), f"{3 * self._parts} / {self.shards} buckets"
             if self._sends:
                 size, count = size + (2 * whole - 1) * bucket, f"{2 * whole - 1} + {count}"
-        if self._compares:  # beside the bucket that is compared, its changes are collected and put together
-            size, count = size + 2 * bucket, f"2 + {count}"
+        if self._compares:  # beside the bucket that is compared, its changes are collected and put together; with NCCL earlier ones wait
+            extra = 2 if self.backend is SyncBackend.IPC else 3
+            size, count = size + extra * bucket, f"{extra} + {count}"
         formula, remedy = f"{count} of {show_bytes(bucket)}", "a smaller weightSync.bucketBytes"
         return (Need(kind=Kind.WORKSPACE, name="weight buckets", formula=formula, num_bytes=size, remedy=remedy),)
 

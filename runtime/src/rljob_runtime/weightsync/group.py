@@ -244,8 +244,11 @@ class Outbox:
         self._device = device
         with as_sync_errors(f"trainer rank {meeting.sender} cannot listen on {meeting.host}"):
             self._meeting, self._store = _opened(meeting)
-        self._waiting: queue.SimpleQueue[torch.Tensor | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[torch.Tensor, bool] | None] = queue.SimpleQueue()
+        """With whether a tensor is held beside those that have a room each."""
         self._room = threading.Semaphore(AHEAD)
+        self._held_bytes = 0
+        self._lock = threading.Lock()
         self._fault: WeightSyncError | DeadlineError | None = None
         self._thread = threading.Thread(target=self._run, name=f"rljob-group-{meeting.sender}", daemon=True)
         self._thread.start()
@@ -265,11 +268,24 @@ class Outbox:
             return DeadlineError(f"trainer rank {self._meeting.sender}: engines did not take the bucket before the last in time")
         return self._fault
 
-    def put(self, data: torch.Tensor) -> int:
-        """Have ``data`` sent, which must not change any more; returns its number. :meth:`room` comes before each."""
+    def put(self, data: torch.Tensor, *, spare_bytes: int = 0) -> tuple[int, bool]:
+        """Have ``data`` sent, which must not change any more. :meth:`room` comes before each.
+
+        Args:
+            data: of any size.
+            spare_bytes: what may be held, all together, of tensors that give their room back at once.
+
+        Returns:
+            Its number, and whether it has given its room back: the next tensor has room before this one is sent.
+        """
         sequence, self._put = self._put, self._put + 1
-        self._waiting.put(data)
-        return sequence
+        with self._lock:
+            held = self._held_bytes + data.nbytes <= spare_bytes
+            self._held_bytes += data.nbytes if held else 0
+        if held:
+            self._room.release()
+        self._waiting.put((data, held))
+        return sequence, held
 
     def close(self) -> None:
         """End the meeting."""
@@ -284,12 +300,17 @@ class Outbox:
         try:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)
-            while (data := self._waiting.get()) is not None:
+            while (given := self._waiting.get()) is not None:
                 member = member or Member(self._meeting, 0, self._device)
+                data, held = given
                 member.broadcast(data, sequence)
                 sequence += 1
-                del data
-                self._room.release()
+                if held:
+                    with self._lock:
+                        self._held_bytes -= data.nbytes
+                else:
+                    self._room.release()
+                del data, given
         except (WeightSyncError, DeadlineError) as error:
             self._fault = type(error)(str(error))  # without its frames, which would keep the bucket
             self._room.release()

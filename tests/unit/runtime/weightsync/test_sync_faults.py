@@ -8,22 +8,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, WeightSyncError, WorkerLostError
+from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync import group
 from rljob_runtime.weightsync.copies import COPIES
 from rljob_runtime.weightsync.group import MEMBERSHIPS, Memberships
 from rljob_runtime.weightsync.parcel import Digest
 from rljob_runtime.weightsync.shared_memory import FOLDER, prefix_of
-from rljob_runtime.weightsync.transport import SyncLink, TransportSettings
+from rljob_runtime.weightsync.transport import ByteArray, SyncLink, TransportSettings
 from rljob_runtime.weightsync.transports import collective
 from rljob_runtime.weightsync.transports.collective import HOST, NcclTransport, TcpTransport
 from rljob_runtime.weightsync.transports.ipc import IpcTransport
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
 from rljob_runtime.weightsync.transports.shared_memory import SharedMemoryTransport
 from tests.support.pace import HANG_S
-from tests.support.sync_setting import MANIFEST, SHORT_S, Faulty, Setting
+from tests.support.sync_setting import MANIFEST, SHORT_S, Faulty, Setting, Trainer
 
 
 def shared_tcp(settings: TransportSettings) -> TcpTransport:
@@ -313,6 +315,66 @@ async def test_sparse_syncs_report_the_bytes_that_traveled() -> None:
     assert (await setting.publish(1))["sync/bytes"] == whole
     assert (await setting.publish(2))["sync/bytes"] == whole  # every number changed
     assert (await setting.publish(2))["sync/bytes"] == 0
+    setting.stop()
+
+
+class Logged(Faulty):
+    """Logs the buckets that it takes."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self.log = log
+
+    def load_bucket(self, *args: Any) -> None:
+        self.log.append("load")
+        super().load_bucket(*args)
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+async def test_an_engine_that_receives_on_its_device_begins_once_all_changes_are_packed(
+    engines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If senders can hold them; buckets that come whole, or are too many, go on their way at once."""
+    log: list[str] = []
+    setting = Setting(NcclTransport, 0.5, [Logged(log) for _ in range(engines)])
+    changed = 0
+
+    def send_weights(version: int, part: int) -> Any:
+        if version > 0:
+            log.append("pack")
+        return Trainer.send_weights(setting.trainer, version, part)
+
+    def fill(bucket: Bucket, out: ByteArray) -> None:
+        numbers = out.view(np.float32)
+        numbers[:] = 7.0
+        numbers[:changed] = setting.trainer.value
+
+    monkeypatch.setattr(setting.trainer, "send_weights", send_weights)
+    monkeypatch.setattr(setting.trainer, "fill", fill)
+    parts, loads = len(MANIFEST.buckets), engines * ["load"]
+
+    async def logged(version: int, numbers: int) -> list[str]:
+        nonlocal changed
+        changed = numbers
+        log.clear()
+        await setting.publish(version)
+        assert setting.warnings == []
+        for index in range(engines):
+            found = np.concatenate([np.asarray(data).view(np.float32) for _, data in setting.engines[index].received])
+            assert sorted(set(found.tolist())) == sorted({7.0, float(version)} if numbers else {7.0})
+        return list(log)
+
+    once_all_are_packed = [*(parts * ["pack"]), *(parts * loads)]
+    for version in (1, 2):  # whole: what is packed and what is loaded at the same time come in any order
+        found = await logged(version, 2)
+        assert sorted(found) == sorted(once_all_are_packed)
+        assert found.index("load") <= 2
+    assert await logged(3, 2) == once_all_are_packed
+    for version, numbers in ((4, 20), (5, 0)):  # 160 bytes of each bucket, and room for 200
+        found = await logged(version, numbers)
+        assert sorted(found) == sorted(once_all_are_packed)
+        assert 2 <= found.index("load") <= 3
+    assert await logged(6, 2) == once_all_are_packed
     setting.stop()
 
 

@@ -135,7 +135,11 @@ class CollectiveTransport(TestedTransport):
             raise
 
     async def _moved(self, version: int, link: SyncLink) -> dict[int, int]:
-        """Pack one part ahead; engines take one bucket at a time, so that all make their collectives in one order."""
+        """Pack one part ahead; engines take one bucket at a time, so that all make their collectives in one order.
+
+        An engine that receives on its devices stands still from the first bucket to the last. So where only changes travel, and senders
+        can hold them, engines get the first bucket once all are packed.
+        """
         parts = shared_out(link.manifest, self._settings.senders)
         if len(link.manifest.buckets) == 1 and not self._readers:
             packed = link.on_trainers("send_weights", version, 0)
@@ -146,13 +150,20 @@ class CollectiveTransport(TestedTransport):
         begun = link.on_engines("begin_update", link.manifest, version)
         waiting: list[tuple[int, Pending]] = []
         reading: list[tuple[dict[int, Pending], Pending]] = []
+        deferred = self.on_device and self._settings.dense_above is not None
         for part, owned in enumerate(parts):
             packed = link.on_trainers("send_weights", version, part)
             await link.together_done(begun)
             begun = {}
-            reading += await self._taken(link, waiting)
-            waiting = [(bucket.index, packed[rank]) for rank, bucket in owned.items()]
-            await link.others_done(packed, owned)
+            if not deferred:
+                reading += await self._taken(link, waiting)
+                waiting = []
+            waiting += [(bucket.index, packed[rank]) for rank, bucket in owned.items()]
+            if deferred:
+                sent = await link.trainers_done(packed)
+                deferred = all(isinstance(sent[rank].payload, Broadcast) and sent[rank].payload.waits for rank in owned)
+            else:
+                await link.others_done(packed, owned)
         reading += await self._taken(link, waiting)
         for calls, given in reading:
             await link.together_done(calls, given)
@@ -216,6 +227,8 @@ class Broadcast(Remote):
     """For messages."""
     first_rank: int = 0
     """Of the engine's processes in the group."""
+    waits: bool = False
+    """The sender packs others before engines take it."""
 
     @property
     def num_bytes(self) -> int:
@@ -259,6 +272,9 @@ class BroadcastSender:
         """
         self._source = source
         self._parts = shared_out(manifest, list(meetings))
+        compares_on_device = on_device and dense_above is not None
+        self._spare_bytes = max(bucket.size_bytes for bucket in manifest.buckets) if compares_on_device else 0
+        """Of changes that wait for others: an engine stands still from the first of them to the last."""
         self._device = device_here() if on_device else HOST
         meeting = meetings.get(source.rank)
         self._outbox = None if meeting is None else Outbox(meeting, self._device)
@@ -282,9 +298,11 @@ class BroadcastSender:
         encoded, base = (packed, None) if delta is None else delta.encode(version, bucket, packed)
         data = encoded if isinstance(encoded, torch.Tensor) else as_byte_tensor(encoded)
         proof = fingerprint(data)
+        sequence, waits = self._outbox.put(data, spare_bytes=0 if base is None else self._spare_bytes)
         sent = Broadcast(
             meeting=self._outbox.meeting,
-            sequence=self._outbox.put(data),
+            sequence=sequence,
+            waits=waits,
             size_bytes=data.numel(),
             sent_checksum=proof,
             what=f"bucket {bucket.index} of weights v{version} ({data.numel()} bytes) from trainer rank {self._source.rank}",
