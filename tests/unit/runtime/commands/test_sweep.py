@@ -63,6 +63,7 @@ def test_paths_reach_entries_of_lists_and_fields_that_are_not_there_yet(written:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("kind: RLJob", ["is a job, and a sweep names one; write a file with job: and matrix:"]),
         ("matricks: {}", ["matricks: is not a key of a sweep", "matrix: is not a mapping"]),
         (
             "matrix: {spec.seed: 3, metadata.name: [a], spec.training.steps: []}",
