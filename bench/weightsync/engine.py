@@ -141,7 +141,10 @@ def headline(engines: dict[str, Any]) -> str:
     """One line: how much shorter sparse updates are, by what changed."""
     plain = ", ".join(f"{_times_shorter(row):.1f} ({row['changed']:.1%} of the numbers changed)" for row in engines["plain"]["rows"][:3])
     packed = [_times_shorter(row) for row in engines["packed"]["rows"]]
-    return f"full updates stop it {plain} times as long as sparse ones, with packed copies of the weights {min(packed):.1f} to {max(packed):.1f} times"
+    return (
+        f"full updates stop it {plain} times as long as sparse ones, with packed copies of the weights {min(packed):.1f} to "
+        f"{max(packed):.1f} times"
+    )
 
 
 def _times_shorter(row: dict[str, Any]) -> float:
