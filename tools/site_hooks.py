@@ -27,7 +27,7 @@ LANGUAGES = {".yaml": "yaml", ".py": "python", ".jsonl": "json", ".json": "json"
 _CODE_OR_LINK = re.compile(r"(?P<code>^(?P<fence>```|~~~).*?^(?P=fence)|`[^`\n]+`)|\]\((?P<target>[^)\s]+)\)", re.MULTILINE | re.DOTALL)
 _LINK_TO_FOLDER = re.compile(r"(?<!!)\[([^\]\n]*)\]\(folder:\)")
 _CELL = re.compile(r"<t[dh]\b[^>]*>.*?</t[dh]>", re.DOTALL)
-_CODE = re.compile(r"(?<=<code>)[^<]*(?=</code>)")
+_LONG_CODE = re.compile(r"(?<=<code>)[^<]{17,}(?=</code>)")
 _WORD_END = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=\w[._/:=])(?=[A-Za-z])")
 _LIST_ITEM = re.compile(r"(- |\d+\. )")
 
@@ -103,8 +103,8 @@ def without_foreign_script(html: str) -> str:
 
 
 def with_breaks(html: str) -> str:
-    """Allow breaks in code of table cells before capital letters and after dots, slashes, and underscores; copied text stays the same."""
-    return _CELL.sub(lambda cell: _CODE.sub(lambda code: _WORD_END.sub("<wbr>", code[0]), cell[0]), html)
+    """Allow breaks in long code of table cells before capital letters and after dots, slashes, and underscores; copied text is the same."""
+    return _CELL.sub(lambda cell: _LONG_CODE.sub(lambda code: _WORD_END.sub("<wbr>", code[0]), cell[0]), html)
 
 
 def links(text: str, place: str) -> list[str]:
