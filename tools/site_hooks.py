@@ -26,6 +26,9 @@ LANGUAGES = {".yaml": "yaml", ".py": "python", ".jsonl": "json", ".json": "json"
 
 _CODE_OR_LINK = re.compile(r"(?P<code>^(?P<fence>```|~~~).*?^(?P=fence)|`[^`\n]+`)|\]\((?P<target>[^)\s]+)\)", re.MULTILINE | re.DOTALL)
 _LINK_TO_FOLDER = re.compile(r"(?<!!)\[([^\]\n]*)\]\(folder:\)")
+_CELL = re.compile(r"<t[dh]\b[^>]*>.*?</t[dh]>", re.DOTALL)
+_LONG_CODE = re.compile(r"(?<=<code>)[^<]{17,}(?=</code>)")
+_WORD_END = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=\w[._/:=])(?=[A-Za-z])")
 _LIST_ITEM = re.compile(r"(- |\d+\. )")
 
 
@@ -79,6 +82,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return separated_lists(_LINK_TO_FOLDER.sub(r"\1", _CODE_OR_LINK.sub(rewritten, markdown)))
 
 
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Tables whose code may break between the words of a name."""
+    return with_breaks(html)
+
+
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """A page that asks no other host for anything."""
     return without_foreign_script(output)
@@ -92,6 +100,11 @@ def on_post_template(output_content: str, template_name: str, config: MkDocsConf
 def without_foreign_script(html: str) -> str:
     """Without the one script that the theme's plugin offline loads from another host: the search of pages opened as files needs it."""
     return html.replace('<script src="https://unpkg.com/iframe-worker/shim"></script>', "")
+
+
+def with_breaks(html: str) -> str:
+    """Allow breaks in long code of table cells before capital letters and after dots, slashes, and underscores; copied text is the same."""
+    return _CELL.sub(lambda cell: _LONG_CODE.sub(lambda code: _WORD_END.sub("<wbr>", code[0]), cell[0]), html)
 
 
 def links(text: str, place: str) -> list[str]:

@@ -43,6 +43,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder))
         values["engines"] = {kernels: child(kernels, Path(folder), args.repeat) for kernels in KERNELS}
+    values["headline"] = headline(values["engines"])
     text = markdown(values)
     write_results("weightsync-engine", values, text)
     sys.stdout.write(text)
@@ -136,15 +137,30 @@ def updates(engine: Any, tensors: dict[str, Any], version: int, changed: float, 
     return found
 
 
+def headline(engines: dict[str, Any]) -> str:
+    """One line: how much shorter sparse updates are, by what changed."""
+    plain = ", ".join(f"{_times_shorter(row):.1f} ({row['changed']:.1%} of the numbers changed)" for row in engines["plain"]["rows"][:3])
+    packed = [_times_shorter(row) for row in engines["packed"]["rows"]]
+    return (
+        f"full updates stop it {plain} times as long as sparse ones, with packed copies of the weights {min(packed):.1f} to "
+        f"{max(packed):.1f} times"
+    )
+
+
+def _times_shorter(row: dict[str, Any]) -> float:
+    return float(row["dense"]["median_s"] / row["sparse"]["median_s"])
+
+
 def markdown(values: dict[str, Any]) -> str:
     """One row per engine and part that changed."""
     where = values["machine"]
+    versions = ", ".join(f"{package} {version}" for package, version in where["versions"].items())
     size_mib = values["engines"]["plain"]["size_bytes"] / 2**20
     lines = [
         "# How long a vLLM engine stops for an update",
         "",
         f"Written by `python -m bench.weightsync.engine` on {where['measured_at']}: {where['processor']}, {where['cores']} cores, load "
-        f"{values['load_before']:.1f} before; {where['versions']}. One vLLM engine on CPU, one thread, bfloat16, {size_mib:.0f} MiB. "
+        f"{values['load_before']:.1f} before; {versions}. One vLLM engine on CPU, one thread, bfloat16, {size_mib:.0f} MiB. "
         f"Seconds from the first bucket that changes the model to the end of the update, the fastest of {values['repeat']} and their "
         "median; the changed numbers are evenly spread.",
         "",
@@ -156,7 +172,7 @@ def markdown(values: dict[str, Any]) -> str:
             dense, sparse = row["dense"], row["sparse"]
             lines.append(
                 f"| {KERNELS[kernels]} | {row['changed']:.1%} | {dense['stall_s']:.4f} | {dense['median_s']:.4f} | "
-                f"{sparse['stall_s']:.4f} | {sparse['median_s']:.4f} | {dense['median_s'] / sparse['median_s']:.1f} |"
+                f"{sparse['stall_s']:.4f} | {sparse['median_s']:.4f} | {_times_shorter(row):.1f} |"
             )
     return "\n".join([*lines, ""])
 

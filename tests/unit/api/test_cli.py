@@ -54,6 +54,14 @@ def test_validate_names_the_models_that_it_could_not_look_at(tmp_path: Path) -> 
     assert result.stderr.startswith("not checked: models/tinny, /absent: no config.json in a folder")
 
 
+def test_validate_refuses_what_the_installed_reasoning_gym_lacks() -> None:
+    misspelled = Path(QUICKSTART).read_text().replace("task: basic_arithmetic", "task: basic_aritmetic")
+    result = rljob("validate", "-", stdin=misspelled)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("standard input is not valid, 1 problem:\n  spec.data.train[0].reasoningGym: ")
+    assert "did you mean basic_arithmetic" in result.stderr
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_examples_are_valid(path: Path) -> None:
     assert check(path.read_text()).plan.components

@@ -22,6 +22,9 @@ def test_it_is_built_strictly_and_loads_nothing_from_other_hosts(tmp_path: Path)
     pages = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.html")}
     assert {Path("index.html"), Path("tutorial/index.html"), Path("migrate/verl.html"), Path("reference/rljob.html")} <= set(pages)
     assert [str(path) for path, text in pages.items() if LOADED.search(text)] == []
+    conditions = pages[Path("reference/conditions.html")]
+    assert "<td><code>Startup<wbr>Deadline<wbr>Exceeded</code></td>" in conditions, "long names in tables break between words"
+    assert "<td><code>ClusterReady</code></td>" in conditions
 
 
 def test_what_another_host_would_serve_is_noticed() -> None:

@@ -30,16 +30,16 @@ app = typer.Typer(
 
     \b
     Start here:
-      rljob model tiny --out models/tiny        make a tiny model for the examples
-      rljob validate examples/quickstart.yaml   is the job valid?
-      rljob plan examples/quickstart.yaml       which process runs where?
-      rljob run examples/quickstart.yaml        train
-      rljob show runs/quickstart                how did it go? --trajectories: what did the model do?
-      rljob timeline runs/quickstart            what did each worker do, and when?
-      rljob compare runs/a runs/b               which is better, and is it significant?
-      rljob describe runs/quickstart            where does the time go? also for an RLJob on a cluster
-      rljob explain spec.rollout                what does a field mean?
-      rljob convert --from roll old.yaml        convert a ROLL or RLinf configuration
+      rljob model tiny --out models/tiny      make a tiny model for the examples
+      rljob validate examples/quickstart.yaml is the job valid?
+      rljob plan examples/quickstart.yaml     which process runs where?
+      rljob run examples/quickstart.yaml      train
+      rljob show runs/quickstart              how did it go? -t: what did the model do?
+      rljob timeline runs/quickstart          what did each worker do, and when?
+      rljob compare runs/a runs/b             is one better, and significantly so?
+      rljob describe runs/quickstart          where does the time go? a run, or an RLJob
+      rljob explain spec.rollout              what does a field mean?
+      rljob convert --from roll old.yaml      convert a ROLL or RLinf configuration
 
     {_EXIT_CODES}""",
 )
@@ -103,12 +103,14 @@ def validate(file: JobFile, name: JobName = None) -> None:
     """Check a job and report its problems together.
 
     Checks types and unknown fields, then rules between fields, placement, and memory. If problems prevent later checks, the last line says
-    how many were not made. Models that are not on this machine are named; they are checked when the job starts. Starts nothing and needs
-    no device.
+    how many were not made. Models that are not on this machine are named; they are checked when the job starts. Tasks of
+    reasoning-gym are looked up in the version that is installed here. Starts nothing and needs no device.
 
     Exit codes: 0 valid, 2 invalid.
     """
     checked = job_file.checked(file, name)
+    if refused := job_file.refused_tasks(checked.job.spec):
+        job_file.fail(job_file.problem_lines(file, refused))
     from rljob_runtime.commands.show_plan import summary
 
     typer.echo(f"OK {checked.job.metadata.name}: {summary(checked)}")
@@ -141,8 +143,8 @@ def plan(
     """Show the placement of a job, and what fits in memory.
 
     Shows which process runs on which node and devices, what is shared, how weights travel, and the memory of each device. The same
-    planner places the workers of the real run, here and on Kubernetes. A model that a run would refuse does not stop it; the reasons
-    are shown at the end.
+    planner places the workers of the real run, here and on Kubernetes. A job that only a run would refuse is planned, too;
+    the reasons are shown at the end.
 
     Exit codes: 0 success, 2 invalid job or a file that cannot be written.
     """
@@ -385,7 +387,7 @@ def timeline(
         job_file.fail(str(error))
 
 
-@model_app.command()
+@model_app.command(short_help="Make a tiny model: for sums, or the frozen lake.")
 def tiny(
     out: Annotated[Path, typer.Option("--out", help="Folder to create.")],
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same weights.")] = 0,

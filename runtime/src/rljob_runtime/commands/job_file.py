@@ -5,7 +5,9 @@ Imports the spec's code only when it is called, as :mod:`~rljob_runtime.commands
 
 from __future__ import annotations
 
+import importlib.util
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -73,6 +75,40 @@ def absent_models(spec: RLJobSpec) -> list[str]:
     return list(dict.fromkeys(model.path for model in models if read_config(model) is None))
 
 
+def refused_tasks(spec: RLJobSpec) -> list[str]:
+    """Tasks of data sources that the reasoning-gym of this machine does not have, with their paths.
+
+    Its parameters are checked when the job starts: importing the package takes a second, its sources are searched in a hundredth of one.
+    """
+    sources = {f"spec.data.{split}[{i}]": one for split in ("train", "validation") for i, one in enumerate(getattr(spec.data, split))}
+    wanted = {path: source.reasoning_gym for path, source in sources.items() if source.reasoning_gym is not None}
+    unknown = _absent_from("reasoning_gym", [settings.task for settings in wanted.values()])
+    if not unknown:
+        return []
+    from rljob_runtime.data.reasoning_gym_source import create_task
+    from rljob_runtime.errors import DataError
+
+    refused = []
+    for path, settings in wanted.items():
+        try:
+            create_task(settings.task, settings.parameters, seed=0, size=settings.size)
+        except DataError as error:
+            refused.append(f"{path}.reasoningGym: {error}")
+    return refused
+
+
+def _absent_from(package: str, names: Sequence[str]) -> set[str]:
+    """Which names no source file of an installed package contains as a string; none where it is not installed."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        return set()
+    absent = set(names)
+    for source in Path(found.origin).parent.rglob("*.py") if absent else ():
+        text = source.read_text(encoding="utf-8")
+        absent = {name for name in absent if f'"{name}"' not in text}
+    return absent
+
+
 def single(file: str, name: str | None) -> str:
     """The text of the one job to run, chosen by name among several."""
     text = read(file)
@@ -89,8 +125,11 @@ def single(file: str, name: str | None) -> str:
 
 def problems(file: str, error: SpecInvalidError) -> str:
     """All that is wrong, a line each."""
+    found = [f"{f'line {problem.line}: ' if problem.line and problem.path else ''}{problem}" for problem in error.errors]
+    return "\n".join([problem_lines(file, found), *([error.unchecked] if error.unchecked else [])])
+
+
+def problem_lines(file: str, found: Sequence[str]) -> str:
+    """How many problems a file has, and below each of them."""
     where = "standard input" if file == "-" else file
-    count = len(error.errors)
-    lines = [f"{where} is not valid, {count} problem{'' if count == 1 else 's'}:"]
-    lines += [f"  {f'line {problem.line}: ' if problem.line and problem.path else ''}{problem}" for problem in error.errors]
-    return "\n".join([*lines, *([error.unchecked] if error.unchecked else [])])
+    return "\n".join([f"{where} is not valid, {len(found)} problem{'' if len(found) == 1 else 's'}:", *(f"  {one}" for one in found)])

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 RECENT_STEPS = 10
+LOCAL = "local"
+"""What runs on this machine have instead of a namespace."""
+_CLUSTER_COLUMNS = ("namespace", "nodes", "attempt", "age")
+"""Left out where all rows are runs on this machine, which have none of them."""
 
 
 def top_rows(jobs: Iterable[Json], now: datetime | None = None) -> list[tuple[str, ...]]:
@@ -67,7 +71,7 @@ def local_rows(folders: Iterable[Path]) -> list[tuple[str, ...]]:
         step = f"{view.step}/{total}" if view is not None else f"0/{total}"
         reward = f"{view.reward:.4f}" if view is not None and math.isfinite(view.reward) else "-"
         speed = format_count(view.tokens_per_s) if view is not None and math.isfinite(view.tokens_per_s) else "-"
-        rows.append(("local", str(path), state, step, reward, speed, "-", "-", "-"))
+        rows.append((LOCAL, str(path), state, step, reward, speed, "-", "-", "-"))
     return rows
 
 
@@ -80,10 +84,13 @@ def print_top(rows: Sequence[tuple[str, ...]], console: Console) -> None:
         console.print("no RLJobs")
         return
     table = Table(box=None, pad_edge=False)
-    for title in ("namespace", "name", "status", "step", "reward", "tokens/s", "nodes", "attempt", "age"):
-        table.add_column(title.upper(), no_wrap=title != "name", overflow="fold")
+    titles = ("namespace", "name", "status", "step", "reward", "tokens/s", "nodes", "attempt", "age")
+    is_local = all(row[0] == LOCAL for row in rows)
+    shown = [i for i, title in enumerate(titles) if not (is_local and title in _CLUSTER_COLUMNS)]
+    for i in shown:
+        table.add_column(titles[i].upper(), no_wrap=titles[i] != "name", overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(row[i]) for i in shown))
     console.print(table)
 
 
@@ -160,7 +167,7 @@ def describe_run(path: Path, console: Console) -> None:
     else:
         lines.append(("progress", f"step {view.step} of {total}, reward {view.reward:.3f}, {format_count(view.tokens_per_s)} tokens/s"))
         shares = ", ".join(f"{phase} {format_percent(share)}" for phase, share in view.phases)
-        lines.append(("time", f"{format_seconds(view.step_s)} a step: {shares}; rljob timeline {path} has the workers"))
+        lines.append(("time", f"{format_seconds(view.step_s)} a step, mean of the last: {shares}; by worker: rljob timeline {path}"))
     spec_yaml = read_text(folder.spec_yaml, "the run's job is in it; give another run")
     lines += [("faster", text) for text in advice(spec_yaml, typical(load_metrics(folder.metrics_jsonl)))]
     warnings = [str(row.get("text")) for row in iter_rows(folder.events_jsonl) if row.get("level") == "warning"]
@@ -244,6 +251,7 @@ def _print_placement(manifest: Json, console: Console) -> None:
     from rljob_api.validation import check
     from rljob_runtime.commands import show_plan
 
+    console.print()
     try:
         show_plan.print_picture(check(_own_part(manifest), runnable=False), console)
     except (SpecInvalidError, RuntimeFault) as error:

@@ -211,7 +211,7 @@ def print_points(sweep: Sweep, console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("POINT", no_wrap=True)
     for path in sweep.points[0].values:
-        table.add_column(path.removeprefix("spec."), overflow="fold")
+        table.add_column(Text(path.removeprefix("spec.").replace(".", ".\n")), overflow="fold")  # as text: [name] is no markup
     for point in sweep.points:
         table.add_row(point.name, *(Text(json.dumps(value)) for value in point.values.values()))
     console.print(table)

@@ -106,6 +106,9 @@ def read(path: Path, *, shape_of: ShapeReader, config_of: ConfigReader, queue: s
 
 def _shape_problems(data: Mapping[str, Any]) -> Iterator[FieldError]:
     """What is wrong with the file itself."""
+    if data.get("kind") == "RLJob":
+        yield _error("kind", "RLJob", "is a job, and a sweep names one", "write a file with job: and matrix: (docs/compare.md)")
+        return
     for key in data:
         if key not in KEYS:
             yield _error(str(key), None, "is not a key of a sweep", did_you_mean(str(key), KEYS) or f"it has {', '.join(KEYS)}")

@@ -72,21 +72,21 @@ def _parse_line(line: bytes, source: JsonlSource) -> Row | str:
 def _row(value: dict[str, object], source: JsonlSource) -> Row | str:
     """Return the row of an object, or what is wrong with it."""
     if source.prompt_field not in value:
-        return _missing("prompt_field", source.prompt_field, value)
+        return _missing("promptField", source.prompt_field, value)
     question = value.pop(source.prompt_field)
     if not isinstance(question, str) or not question.strip():
         return f"field {source.prompt_field!r} is {_shown(question)}; it must be non-empty text"
     answer: object = ""
     if source.answer_field is not None:
         if source.answer_field not in value:
-            return _missing("answer_field", source.answer_field, value)
+            return _missing("answerField", source.answer_field, value)
         answer = value.pop(source.answer_field)
         if isinstance(answer, bool) or not isinstance(answer, str | int | float):
             return f"field {source.answer_field!r} is {_shown(answer)}; it must be text or a number"
     tag: str | None = None
     if source.tag_field is not None:
         if source.tag_field not in value:
-            return _missing("tag_field", source.tag_field, value)
+            return _missing("tagField", source.tag_field, value)
         given = value[source.tag_field]
         if not isinstance(given, str) or not given:
             return f"field {source.tag_field!r} is {_shown(given)}; it must be non-empty text"
@@ -96,7 +96,7 @@ def _row(value: dict[str, object], source: JsonlSource) -> Row | str:
 
 def _missing(option: str, name: str, value: dict[str, object]) -> str:
     present = ", ".join(sorted(value)) or "none"
-    return f"no field {name!r} (other fields: {present}); add it or set {option}"
+    return f"no field {name!r} (other fields: {present}); add it, or set {option}"
 
 
 def _example(source: JsonlSource) -> str:

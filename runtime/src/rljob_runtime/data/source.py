@@ -126,7 +126,7 @@ class _Stream:
         """Raise DataError once a whole epoch, or very many prompts from the start on, were too long."""
         if dropped >= min(len(self.rows), _MAX_DROPPED_AT_START):
             raise DataError(
-                f"data source {self.config.name!r}: all of its first {dropped} prompts are longer than max_prompt_tokens "
+                f"data source {self.config.name!r}: all of its first {dropped} prompts are longer than rollout.maxPromptTokens "
                 f"({self.max_prompt_tokens} tokens); raise it or use shorter prompts"
             )
 

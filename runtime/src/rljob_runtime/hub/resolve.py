@@ -132,7 +132,8 @@ def _explained(repo: str, field: str, revision: str) -> Iterator[None]:
     except Exception as error:  # errors of whichever HTTP library the client carries come through; all mean: not to be had
         raise ModelError(
             f"{field} {repo!r}: no such folder in {Path.cwd()}, and the lookup on the Hub failed ({_cause(error)}); "
-            "make the quickstart's model with `rljob model tiny --out models/tiny`, or name a folder that exists"
+            "name a folder that exists; an example's first lines have the command that makes its model, such as `rljob model tiny "
+            "--out models/tiny`"
         ) from error
 
 

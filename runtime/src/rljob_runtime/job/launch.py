@@ -32,7 +32,7 @@ from rljob_runtime.cluster.replaceable import ReplaceableWorker
 from rljob_runtime.data import tokenizer
 from rljob_runtime.data.source import open_rows, tags_of
 from rljob_runtime.engine.registry import check_engines
-from rljob_runtime.errors import SetupError
+from rljob_runtime.errors import DataError, SetupError
 from rljob_runtime.job import device_sharing, learning_settings, models, worker_settings
 from rljob_runtime.job.judge_settings import Share
 from rljob_runtime.job.model_shape import read_config, read_shape
@@ -83,9 +83,8 @@ def preflight(spec: RLJobSpec, job_folder: Path | None, earlier_commits: Mapping
         raise SpecInvalidError(problems)
     check_teachers(found, spec)
     tags: dict[str, str] = {}
-    for index, source in enumerate((*spec.data.train, *spec.data.validation)):
-        config = worker_settings.source_config(source)
-        found_tags = tags_of(config, open_rows(config, spec.seed))
+    tags_by_source = _read_sources(spec)
+    for index, (source, found_tags) in enumerate(zip((*spec.data.train, *spec.data.validation), tags_by_source, strict=True)):
         if index < len(spec.data.train):
             check_taught(spec, source.name, found_tags)
         tags |= dict.fromkeys(found_tags, f"data source {source.name!r}")
@@ -100,6 +99,25 @@ def preflight(spec: RLJobSpec, job_folder: Path | None, earlier_commits: Mapping
         with tempfile.TemporaryDirectory() as folder:
             RewardPool(functions, log_file=Path(folder) / "rewards.log", folder=job_folder).close()
     return sources
+
+
+def _read_sources(spec: RLJobSpec) -> list[frozenset[str]]:
+    """The tags of each data source, training first.
+
+    Raises:
+        DataError: with the problems of all sources, one after another.
+    """
+    tags: list[frozenset[str]] = []
+    problems: list[str] = []
+    for source in (*spec.data.train, *spec.data.validation):
+        config = worker_settings.source_config(source)
+        try:
+            tags.append(tags_of(config, open_rows(config, spec.seed)))
+        except DataError as error:
+            problems.append(str(error))
+    if problems:
+        raise DataError("\n".join(problems))
+    return tags
 
 
 async def launch(

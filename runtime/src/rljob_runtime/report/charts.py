@@ -28,7 +28,7 @@ SMOOTH_STEPS = 10
 PHASE_COLORS: Mapping[str, str] = {
     "generate": "#5b8fc7",
     "reward": "#e0a458",
-    "score": "#5fa8a0",
+    "score": "#c46a78",
     "validate": "#b78fb5",
     "train": "#6aa67a",
     "sync": "#9a83c4",

@@ -146,13 +146,21 @@ def compare(runs: Sequence[Run]) -> Comparison:
     firsts = [specs[keys.index(key)] for key in order]
     paths = sorted({path for spec in firsts for path in spec} - {SEED, NAME})
     differing = {path: values for path in paths if len(set(values := tuple(spec.get(path, ABSENT) for spec in firsts))) > 1}
+    shared = _shared_folder([run.label for run in runs])
     variants = []
     for index, key in enumerate(order):
         members = tuple(run for run, own in zip(runs, keys, strict=True) if own == key)
         fields = {path: values[index] for path, values in differing.items()}
-        variants.append(Variant(label=_label(members, fields), fields=fields, runs=members))
+        variants.append(Variant(label=_label(members, fields).removeprefix(shared), fields=fields, runs=members))
     rows = tuple(row for measure in MEASURES if (row := _row(measure, variants)) is not None)
     return Comparison(variants=tuple(variants), differences=differing, rows=rows)
+
+
+def _shared_folder(labels: Sequence[str]) -> str:
+    """The folder that all runs are in, with its slash, where it is longer than one name: legends and columns do not repeat it."""
+    folders = {label.rpartition("/")[0] for label in labels}
+    folder = next(iter(folders))
+    return f"{folder}/" if len(folders) == 1 and "/" in folder else ""
 
 
 def _label(runs: Sequence[Run], fields: Mapping[str, str]) -> str:

@@ -114,14 +114,20 @@ def _curves(comparison: Comparison, name: str, title: str, unit: str) -> Chart |
         if curves:
             found = True
             _add(figure, variant.label, COLORS[index % len(COLORS)], curves)
-    note = f"{name}, mean of {SMOOTH_STEPS} steps; the band spans the seeds"
+    mean = f", mean of {steps} steps" if (steps := _smoothed_steps(name)) > 1 else ""
+    note = f"{name}{mean}; the band spans the seeds"
     return Chart(title=title, note=note, figure=figure) if found else None
+
+
+def _smoothed_steps(name: str) -> int:
+    """Validations are few and far apart, and each is a mean over all of its prompts already."""
+    return 1 if name.startswith("validation/") else SMOOTH_STEPS
 
 
 def _points(table: MetricsTable, name: str) -> dict[float, float]:
     """Steps that have the metric with the running mean."""
     pairs = [(float(s), v) for s, v in zip(table.steps, table.column(name), strict=False) if math.isfinite(v)]
-    means = running_mean([v for _, v in pairs], SMOOTH_STEPS)
+    means = running_mean([v for _, v in pairs], _smoothed_steps(name))
     return {step: value for (step, _), value in zip(pairs, means, strict=True)}
 
 

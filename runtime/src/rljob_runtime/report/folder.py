@@ -164,7 +164,7 @@ class RunFolder:
         vacant = folder.is_vacant()
         ours = not vacant and folder.holds_a_run()
         if mode is FolderMode.RESUME and not ours:
-            raise RuntimeFault(f"{path}: holds no run to resume; check the path, or start without resuming")
+            raise RuntimeFault(f"{path}: holds no run to resume; check the path, or start a new run, without --resume")
         if mode in (FolderMode.OVERWRITE, FolderMode.RESUME_OR_NEW) and not vacant and not ours:
             raise RuntimeFault(
                 f"{path}: is not empty and not a run folder (no {RUN_MARKER}, no spec.yaml with metrics.jsonl), so it is left alone; "

@@ -19,7 +19,7 @@ COLORS = {
     "generate": "#5b8fc7",
     "environment": "#3f9a94",
     "reward": "#e0a458",
-    "score": "#c9963d",
+    "score": "#c46a78",
     "train": "#5fa06d",
     "sync": "#9a83c4",
     "validate": "#b78fb5",
@@ -51,7 +51,7 @@ table{border-collapse:collapse;width:100%}th{color:var(--dim);font-weight:600;te
 th,td{padding:5px 14px 5px 0;border-bottom:1px solid var(--line);vertical-align:top}tr:last-child td{border-bottom:0}
 .num{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}.name{white-space:nowrap}
 @media(max-width:640px){main{padding:14px 10px}section{padding:12px}th,td{padding-right:8px;font-size:12.5px}
-td{overflow-wrap:anywhere}.name{white-space:normal;min-width:68px}th{white-space:normal}}
+td{overflow-wrap:anywhere}.name{white-space:normal;min-width:88px}th{white-space:normal}}
 """
 
 

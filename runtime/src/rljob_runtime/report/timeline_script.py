@@ -8,7 +8,7 @@ SCRIPT = """
   const ROW = 22, BAND = 9, GAP = 9, AXIS = 24, MIN = 1e-4;
   let from = 0, to = data.end, drag = null, places = [];
   const style = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const labels = () => canvas.clientWidth < 600 ? 84 : 168;
+  const labels = () => canvas.clientWidth < 600 ? 104 : 168;
   const text = index => data.texts[index];
   const seconds = s => s < 1e-3 ? (s * 1e6).toFixed(0) + " \\u00b5s"
     : s < 1 ? (s * 1e3).toFixed(s < 0.1 ? 1 : 0) + " ms" : s.toFixed(s < 10 ? 2 : 1) + " s";

@@ -117,7 +117,7 @@ class WeightPublisher:
         self._probe = probe
         self._history = ProbeHistory(probe.limits)
         self._lengths = np.array([len(sequence) for sequence in probe.sequences], dtype=np.int32)
-        self._expected: list[Pending] = []
+        self._expected: list[asyncio.Future[np.ndarray]] = []
         self._scored: list[np.ndarray] = []
         """What ``self._expected`` became, once somebody waited for it."""
         self._syncs = 0
@@ -273,6 +273,7 @@ class WeightPublisher:
     async def close(self) -> None:
         """Have trainer ranks give back what their ends hold; nothing is published any more."""
         self._held = None
+        self._expect_nothing()
         await self._link.trainers_done(self._link.on_trainers("close_sender"))
 
     def _lost(self, engine: int, error: WorkerLostError) -> bool:
@@ -285,10 +286,18 @@ class WeightPublisher:
 
         Log-probs are raw (temperature 1) on both sides.
         """
-        self._expected, self._scored = [], []
+        self._expect_nothing()
         unproven, self._unproven = self._unproven, False
         if self._probe.every_syncs and (unproven or (self._syncs - 1) % self._probe.every_syncs == 0):
-            self._expected = self._expecting()
+            # Awaited from the start, so that the trainer's timeline has the time of the pass and not the time until somebody asks.
+            self._expected = [asyncio.ensure_future(pending.result(self.timeout_s)) for pending in self._expecting()]
+            for answer in self._expected:
+                answer.add_done_callback(_retrieved)
+
+    def _expect_nothing(self) -> None:
+        for answer in self._expected:
+            answer.cancel()
+        self._expected, self._scored = [], []
 
     def _expecting(self) -> list[Pending]:
         """The trainer's log-probs of the probes, under the weights it has now."""
@@ -298,7 +307,7 @@ class WeightPublisher:
     async def expected(self) -> None:
         """Wait for the trainer's part of the probe: for whoever takes the trainer's devices away before the engines answer."""
         if self._expected:
-            self._scored, self._expected = await gather_all(self._expected, self.timeout_s), []
+            self._scored, self._expected = await asyncio.gather(*self._expected), []
 
     async def probe(self, version: int) -> ProbeReport | None:
         """How far trainer and engines are apart in a probe token's log-prob under ``version``; None when not due.
@@ -311,7 +320,7 @@ class WeightPublisher:
         if not self._expected and not self._scored:
             return None
         scoring = self._link.on_engines("score", self._probe.sequences, self.timeout_s)
-        expected, scores = await asyncio.gather(gather_all(self._expected, self.timeout_s), self._link.engines_done(scoring))
+        expected, scores = await asyncio.gather(asyncio.gather(*self._expected), self._link.engines_done(scoring))
         wanted = _without_first((self._scored + expected)[0], self._lengths)
         return self._history.test(version, wanted, self._found(self._link, scores))
 
@@ -323,6 +332,12 @@ class WeightPublisher:
             for index, engine in link.engines.items()
             if index in scores
         }
+
+
+def _retrieved(answer: asyncio.Future[np.ndarray]) -> None:
+    """Keep asyncio from reporting a failure that :meth:`WeightPublisher.probe` raises, or that a new version has made irrelevant."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 def _without_first(logprobs: np.ndarray, lengths: np.ndarray) -> np.ndarray:

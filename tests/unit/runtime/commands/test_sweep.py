@@ -63,6 +63,7 @@ def test_paths_reach_entries_of_lists_and_fields_that_are_not_there_yet(written:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("kind: RLJob", ["is a job, and a sweep names one; write a file with job: and matrix:"]),
         ("matricks: {}", ["matricks: is not a key of a sweep", "matrix: is not a mapping"]),
         (
             "matrix: {spec.seed: 3, metadata.name: [a], spec.training.steps: []}",
@@ -185,8 +186,9 @@ def test_a_point_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_lists_and_starts_nothing(written: Callable[[str], Path], tmp_path: Path) -> None:
-    path = written(f"job: job.yaml\nmatrix:\n  {MATRIX}")
+    path = written(f"job: job.yaml\nmatrix:\n  {MATRIX}\n  spec.components[actor_infer].threadsPerWorker: [1]")
     done = CliRunner().invoke(app, ["sweep", str(path), "--dry-run", "--run-dir", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert done.output.count("quickstart-") == 4
+    assert "components[actor_infer]." in done.output
     assert not (tmp_path / "out").exists()

@@ -112,7 +112,7 @@ def test_only_too_long_prompts_is_an_error_not_a_hang(folder, rows):
     path = numbers_file(folder / f"all-long-{rows}.jsonl", rows, long_every=1)
     stream = make_source([JsonlSource(name="essays", path=path)])
     with pytest.raises(
-        DataError, match=rf"'essays': all of its first {min(rows, 2000)} prompts are longer than max_prompt_tokens \(14 tokens\)"
+        DataError, match=rf"'essays': all of its first {min(rows, 2000)} prompts are longer than rollout\.maxPromptTokens \(14 tokens\)"
     ):
         stream.next(1)
 

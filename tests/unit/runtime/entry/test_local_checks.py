@@ -29,6 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "folder_without_model": {"model": {"path": ".", "dtype": "float32"}},
     "missing_data": {"data": jsonl("none.jsonl")},
     "empty_data": {"data": jsonl("empty.jsonl")},
+    "two_sources": {"data": {"train": [*jsonl("none.jsonl")["train"], {**jsonl("empty.jsonl")["train"][0], "name": "other"}]}},
     "misspelled_task": {"data": task("basic_arithmetik")},
     "reward_function_not_found": {"rewards": REWARD},
     "reward_module_not_found": {"rewards": [REWARD[0] | {"function": "no_such_rewards:score"}]},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -124,6 +125,23 @@ def test_many_runs_are_drawn_instead_of_enumerated() -> None:
     assert difference([1.0] * 12, [1.0] * 12).p == 1.0
     with pytest.raises(ValueError, match="finite values on both sides"):
         difference([], [1.0])
+
+
+def test_the_folder_that_all_runs_are_in_is_not_repeated() -> None:
+    assert [v.label for v in compare([run("/storage/team/a", 0.5)]).variants] == ["a"]
+    different = [run(path, 0.5, seed=seed) for seed, path in enumerate(("/storage/team/a", "/storage/team/b"))]
+    assert [v.label for v in compare(different).variants] == ["a"]
+    assert compare([run("runs/a", 0.5)]).variants[0].label == "runs/a", "short ones stay as they were given"
+    assert compare([run("/storage/x/a", 0.5), run("/storage/y/a", 0.5, seed=1)]).variants[0].label == "/storage/x/a"
+
+
+def test_validations_are_not_averaged_over_steps() -> None:
+    one = run("a", 0.5)
+    values = (0.2, *(math.nan,) * 10, 0.6)
+    table = replace(one.table, columns={**one.table.columns, "validation/mean": values})
+    text = page(compare([replace(one, table=table)]))
+    assert "validation/mean; the band spans the seeds" in text
+    assert '"y":[0.2,0.6]' in text
 
 
 def test_legends_fit_a_narrow_window_and_tables_have_the_whole_label() -> None:

@@ -1,6 +1,9 @@
 """The probe's statistics: silent on healthy noise, loud on every tensor that did not arrive."""
 
+import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +13,8 @@ from transformers import Qwen2ForCausalLM
 
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.weightsync.probe import ProbeHistory, ProbeLimits, default_limits
+from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
+from tests.support.sync_setting import Setting
 from tests.support.trainers import VOCAB, tiny_qwen2
 
 Logprobs = npt.NDArray[np.float32]
@@ -142,3 +147,31 @@ def test_every_single_skipped_or_swapped_tensor_is_caught(
         found = f"{what}: mean {difference.mean():.3g}, 95th percentile {np.quantile(difference, 0.95):.3g}"
         assert fails_within(ProbeHistory(limits(dtype)), wanted, noisy), found
     assert len(answers) > 40
+
+
+async def test_the_trainers_pass_is_awaited_from_its_start_which_ends_it_on_the_timeline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setting = Setting(ObjectStoreTransport, None)
+    awaited: list[str] = []
+    start = setting.training.start
+
+    def watched(method: str, *args: Any) -> Any:
+        call = start(method, *args)
+
+        async def result(timeout_s: float) -> Any:
+            awaited.append(method)
+            return await call.result(timeout_s)
+
+        return SimpleNamespace(result=result)
+
+    try:
+        await setting.publisher.publish(0)
+        monkeypatch.setattr(setting.training, "start", watched)
+        setting.publisher.expect()
+        await asyncio.sleep(0)  # one pass of the event loop
+        assert awaited == ["compute_logprobs"]
+        assert await setting.publisher.probe(0) is not None
+        assert awaited == ["compute_logprobs"]
+    finally:
+        setting.stop()
