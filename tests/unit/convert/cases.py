@@ -93,7 +93,7 @@ def silent_leaves(framework: str, text: str) -> list[paths.Parts]:
 
     Leaves of a section that one note is about, and secrets, are left out: the note says that the values are not shown.
     """
-    data = yaml.safe_load(text)
+    data = yaml.load(text, yaml.CSafeLoader)
     source = source_of(framework, text)
     hidden = source.noted - {parts for parts, _ in leaves(data)}
     before = _rendered(framework, data)
