@@ -156,8 +156,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything under tests/integration is an integration test, without saying so in each file; the longest files come first."""
+    integration = f"{TESTS / 'integration'}{os.sep}"
     for item in items:
-        if (TESTS / "integration") in item.path.parents:
+        if str(item.path).startswith(integration):
             item.add_marker(pytest.mark.integration)
         if "api_server" in getattr(item, "fixturenames", ()) and item.path.name not in WITH_API_SERVER:
             raise pytest.UsageError(f"{item.path.name} starts an API server of its own; name it in WITH_API_SERVER of {__file__}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import subprocess
+import warnings
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,3 +43,11 @@ def text_of(path: Path) -> str | None:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         return None
+
+
+def too_long(sizes: dict[str, int], soft: int, hard: int) -> dict[str, int]:
+    """What is over the hard ceiling and has to be split by subject; warns of what is over the soft one."""
+    over = {where: lines for where, lines in sizes.items() if lines > soft}
+    for where, lines in over.items():
+        warnings.warn(f"{where}: {lines} lines (soft ceiling {soft})", stacklevel=2)
+    return {where: lines for where, lines in over.items() if lines > hard}

@@ -15,6 +15,18 @@ from tests.unit.api.manifests import manifest
 
 NAMES = ["a", "b", "c"]
 RESOURCES = ["nvidia.com/gpu", "amd.com/gpu", "cpu"]
+# Made once: making such a strategy costs more than drawing from it.
+first_resources = {count: st.sampled_from(RESOURCES[:count]) for count in (1, 2, 3)}
+lists_of_names = {count: st.lists(st.sampled_from(NAMES[:count]), max_size=2, unique=True) for count in (1, 2, 3)}
+lists_of_roles = st.sampled_from([("Trainer", "Rollout"), ("Trainer", "Rollout", "Reference")])
+ranks = st.sampled_from(["0", "0-1", "1-3"])
+tensor_parallel_sizes = st.sampled_from([1, 2, 3, 4])
+sizes_of_ranks = st.sampled_from([{}, {}, {"tensorParallelSize": 2}, {"expertParallelSize": 2}, {"expertParallelSize": 3}])
+mini_batches = st.sampled_from([1, 2])
+prompts = st.sampled_from([2, 6, 32])
+samples = st.sampled_from([1, 3, 8])
+ratios = st.sampled_from([0.0, 0.25, 1.0, 2.0])
+sync_seconds = st.sampled_from([0.0, 1.0])
 
 
 @st.composite
@@ -25,31 +37,31 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
             "name": name,
             "nodes": draw(st.integers(1, 3)),
             "devicesPerNode": draw(st.integers(0, 9)),
-            "deviceResource": draw(st.sampled_from(RESOURCES[: draw(st.integers(1, 3))])),
+            "deviceResource": draw(first_resources[draw(st.integers(1, 3))]),
         }
         for name in NAMES[: draw(st.integers(1, 3))]
     ]
-    names = st.lists(st.sampled_from([group["name"] for group in groups]), max_size=2, unique=True)
-    roles = draw(st.sampled_from([("Trainer", "Rollout"), ("Trainer", "Rollout", "Reference")]))
+    names = lists_of_names[len(groups)]
+    roles = draw(lists_of_roles)
     components: list[dict[str, Any]] = []
     for role in roles:
         explicit = draw(st.integers(0, 5)) == 0
-        placement = {"ranks": draw(st.sampled_from(["0", "0-1", "1-3"]))} if explicit else {"mode": "Auto", "nodeGroups": draw(names)}
+        placement = {"ranks": draw(ranks)} if explicit else {"mode": "Auto", "nodeGroups": draw(names)}
         components.append({"name": role.lower(), "role": role, "placement": placement})
-    components[1]["engine"] = {"tensorParallelSize": draw(st.sampled_from([1, 2, 3, 4])), "maxRunningRequests": draw(st.integers(1, 64))}
+    components[1]["engine"] = {"tensorParallelSize": draw(tensor_parallel_sizes), "maxRunningRequests": draw(st.integers(1, 64))}
     document = manifest()
     document["spec"].update(nodeGroups=groups, components=components)
     document["spec"]["training"] = {
-        **draw(st.sampled_from([{}, {}, {"tensorParallelSize": 2}, {"expertParallelSize": 2}, {"expertParallelSize": 3}])),
-        "miniBatches": draw(st.sampled_from([1, 2])),
+        **draw(sizes_of_ranks),
+        "miniBatches": draw(mini_batches),
         "activationCheckpointing": draw(st.booleans()),
     }
     document["spec"]["rollout"] = {
-        "promptsPerStep": draw(st.sampled_from([2, 6, 32])),
-        "samplesPerPrompt": draw(st.sampled_from([1, 3, 8])),
+        "promptsPerStep": draw(prompts),
+        "samplesPerPrompt": draw(samples),
         "maxResponseTokens": draw(st.integers(1, 4096)),
     }
-    document["spec"]["overlap"] = {"asyncGenerationRatio": draw(st.sampled_from([0.0, 0.25, 1.0, 2.0]))}
+    document["spec"]["overlap"] = {"asyncGenerationRatio": draw(ratios)}
     if draw(st.booleans()):
         seconds = st.floats(0.01, 1000.0)
         document["spec"]["measured"] = {
@@ -57,7 +69,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
             "trainerDevices": draw(st.integers(1, 16)),
             "generateSeconds": draw(seconds),
             "trainSeconds": draw(seconds),
-            "syncSeconds": draw(st.sampled_from([0.0, 1.0])),
+            "syncSeconds": draw(sync_seconds),
         }
     return document
 

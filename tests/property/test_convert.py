@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,9 @@ from tests.support.pace import HANG_S
 from tests.unit.convert import cases
 
 TABLES = {"roll": roll_keys.TABLE, "rlinf": rlinf_keys.TABLE}
-CONFIGURATIONS = {framework: [yaml.safe_load(path.read_text()) for path in cases.configurations(framework)] for framework in TABLES}
+CONFIGURATIONS = {
+    framework: [yaml.load(path.read_text(), yaml.CSafeLoader) for path in cases.configurations(framework)] for framework in TABLES
+}
 frameworks = st.sampled_from(sorted(TABLES))
 scalars = st.one_of(
     st.none(),
@@ -105,7 +108,7 @@ def check(framework: str, text: str) -> None:
         return
     assert cases.lost(framework, text) == []
     conversion.problems(result)
-    assert yaml.safe_load(conversion.render(result)) == result.manifest
+    assert yaml.load(conversion.render(result), yaml.CSafeLoader) == result.manifest
     assert all(note.why for note in result.notes)
 
 
@@ -113,7 +116,7 @@ def check(framework: str, text: str) -> None:
 @settings(max_examples=150, deadline=None)
 def test_configurations(case: tuple[str, dict[str, Any]]) -> None:
     framework, data = case
-    check(framework, yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+    check(framework, cases.text_of(data))
 
 
 @given(frameworks, st.text(st.sampled_from("ab:{}[]$&*!-,'\"\n 01\t#|>?"), max_size=60))
@@ -125,7 +128,7 @@ def test_any_text(framework: str, text: str) -> None:
 @given(frameworks, values)
 @settings(max_examples=50, deadline=None)
 def test_the_same_text_gives_the_same_result(framework: str, value: Any) -> None:
-    text = yaml.safe_dump({"seed": value, "cluster": value, "rewards": value})
+    text = cases.text_of({"seed": value, "cluster": value, "rewards": value})
     try:
         first = conversion.convert(framework, text)
     except SpecInvalidError:
@@ -133,6 +136,7 @@ def test_the_same_text_gives_the_same_result(framework: str, value: Any) -> None
     assert conversion.render(first) == conversion.render(conversion.convert(framework, text))
 
 
+@functools.cache
 def bombs() -> dict[str, str]:
     """Texts that would take long or much memory if something were not bounded."""
     wide = "cluster: {num_nodes: 1}, exp_name: a, " + ", ".join(f"k{index}: {index}" for index in range(40_000))

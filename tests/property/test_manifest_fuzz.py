@@ -13,7 +13,7 @@ from rljob_api.errors import FieldError, SpecInvalidError
 from rljob_api.validation import check
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "examples").glob("*.yaml"))]
+SOURCES = [yaml.load(path.read_text(), yaml.CSafeLoader) for path in sorted((ROOT / "examples").glob("*.yaml"))]
 numbers = st.one_of(st.integers(-(2**70), 2**70), st.integers(-2, 9), st.floats(allow_nan=True))
 texts = st.one_of(
     st.text(max_size=12),

@@ -34,26 +34,45 @@ messages = noise.map(lambda text: views.clean(text, views.MAX_TEXT))
 reasons = st.sampled_from(list(Reason))
 rules = st.fixed_dictionaries({"reason": reasons.map(str), "action": st.sampled_from(["Restart", "Fail"])})
 optional_seconds = st.none() | st.integers(1, 2000)
+# Made once: making a strategy costs more than drawing from it, and a scene draws a hundred times.
+flags = st.booleans()
+moments = seconds.map(at)
+optional_moments = st.none() | moments
+optional_messages = st.none() | messages
+up_to_four = st.integers(0, 4)
+up_to_five = st.integers(0, 5)
+startup_seconds = st.integers(1, 2000)
+backoff_seconds = st.integers(1, 900)
+lists_of_rules = st.lists(rules, max_size=2)
+earlier_attempts = {last: st.integers(1, last) for last in range(1, 5)}
+lists_of_attempts = st.lists(numbers, unique=True, max_size=3)
+states = st.sampled_from(("", "Initializing", "Running", "Complete", "Failed", "ValidationFailed", "Suspending", "Suspended"))
+job_statuses = st.sampled_from(["", "PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"])
+failures = st.sampled_from(["", "AppFailed", "SubmissionFailed", "DeadlineExceeded", "New"])
+owners = st.sampled_from(["uid-of-job", "uid-of-job", "somebody"])
+phases = st.sampled_from(["Pending", "Running", "Succeeded", "Failed"])
+ends = st.none() | st.tuples(st.sampled_from(["ray", ""]), st.sampled_from(["Error", "OOMKilled"]), st.integers(-1, 255))
+waits = st.none() | st.tuples(st.just("ray"), st.sampled_from(["ErrImagePull", "CrashLoopBackOff"]), messages)
 
 
 @st.composite
 def specs(draw: st.DrawFn) -> dict[str, Any]:
     changes: dict[str, Any] = {
-        "suspend": draw(st.booleans()),
-        "startupDeadlineSeconds": draw(st.integers(1, 2000)),
+        "suspend": draw(flags),
+        "startupDeadlineSeconds": draw(startup_seconds),
         "failurePolicy": {
-            "maxRestarts": draw(st.integers(0, 4)),
-            "restartBackoffSeconds": draw(st.integers(1, 900)),
-            "rules": draw(st.lists(rules, max_size=2)),
+            "maxRestarts": draw(up_to_four),
+            "restartBackoffSeconds": draw(backoff_seconds),
+            "rules": draw(lists_of_rules),
         },
     }
     for name in ("activeDeadlineSeconds", "ttlSecondsAfterFinished"):
         value = draw(optional_seconds)
         if value is not None:
             changes[name] = value
-    if draw(st.booleans()):
+    if draw(flags):
         changes["queue"] = {"name": "q"}
-    if draw(st.booleans()):
+    if draw(flags):
         names = [f"group-{'x' * 30}-{i}" for i in range(16)]
         changes["nodeGroups"] = [{"name": name, "nodes": 4096} for name in names]
     return changes
@@ -63,15 +82,15 @@ def specs(draw: st.DrawFn) -> dict[str, Any]:
 def stored(draw: st.DrawFn) -> dict[str, Any]:
     """Statuses as an operator may have left them, complete or partial."""
     fields: dict[str, Any] = {}
-    if draw(st.booleans()):
+    if draw(flags):
         fields["attempt"] = draw(numbers)
-        if draw(st.booleans()):
+        if draw(flags):
             fields["startTime"] = time_text(draw(seconds))
-        if draw(st.booleans()):
-            reason = str(draw(st.sampled_from(list(Reason))))
-            attempt = draw(st.integers(1, fields["attempt"]))
+        if draw(flags):
+            reason = str(draw(reasons))
+            attempt = draw(earlier_attempts[fields["attempt"]])
             fields["lastFailure"] = {"attempt": attempt, "reason": reason, "message": draw(messages), "time": time_text(draw(seconds))}
-    if draw(st.booleans()):
+    if draw(flags):
         fields["progress"] = PROGRESS
     return fields
 
@@ -79,42 +98,40 @@ def stored(draw: st.DrawFn) -> dict[str, Any]:
 @st.composite
 def scenes(draw: st.DrawFn) -> Scene:
     built = scene().spec(**draw(specs())).stored(**draw(stored()))
-    if draw(st.integers(0, 5)) == 0:
+    if draw(up_to_five) == 0:
         built.invalid()
-    attempts = draw(st.lists(numbers, unique=True, max_size=3))
-    states = st.sampled_from(("", "Initializing", "Running", "Complete", "Failed", "ValidationFailed", "Suspending", "Suspended"))
+    attempts = draw(lists_of_attempts)
     for attempt in attempts:
         built.child(
             attempt,
             draw(states),
             created=at(draw(seconds)),
-            deleting=draw(st.booleans()),
-            suspend=draw(st.booleans()),
-            job_status=draw(st.sampled_from(["", "PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"])),
-            reason=draw(st.sampled_from(["", "AppFailed", "SubmissionFailed", "DeadlineExceeded", "New"])),
+            deleting=draw(flags),
+            suspend=draw(flags),
+            job_status=draw(job_statuses),
+            reason=draw(failures),
             message=draw(logs),
-            owner_uid=draw(st.sampled_from(["uid-of-job", "uid-of-job", "somebody"])),
-            job_started=draw(st.none() | seconds.map(at)),
+            owner_uid=draw(owners),
+            job_started=draw(optional_moments),
         )
-    for index in range(draw(st.integers(0, 4))):
-        ended = st.tuples(st.sampled_from(["ray", ""]), st.sampled_from(["Error", "OOMKilled"]), st.integers(-1, 255))
-        ready = draw(st.booleans())
+    for index in range(draw(up_to_four)):
+        ready = draw(flags)
         built.pod(
             f"pod-{index}",
             draw(numbers),
-            head=draw(st.booleans()),
+            head=draw(flags),
             created=at(draw(seconds)),
-            deleting=draw(st.booleans()),
-            phase=draw(st.sampled_from(["Pending", "Running", "Succeeded", "Failed"])),
+            deleting=draw(flags),
+            phase=draw(phases),
             ready=ready,
-            unready_since=None if ready else draw(st.none() | seconds.map(at)),
-            is_node_silent=not ready and draw(st.booleans()),
-            unschedulable=draw(st.none() | messages),
-            waiting=draw(st.none() | st.tuples(st.just("ray"), st.sampled_from(["ErrImagePull", "CrashLoopBackOff"]), messages)),
-            terminated=draw(st.none() | ended),
-            deletion_time=draw(st.none() | seconds.map(at)),
+            unready_since=None if ready else draw(optional_moments),
+            is_node_silent=not ready and draw(flags),
+            unschedulable=draw(optional_messages),
+            waiting=draw(waits),
+            terminated=draw(ends),
+            deletion_time=draw(optional_moments),
         )
-    if draw(st.booleans()):
+    if draw(flags):
         built.cluster(f"{NAME}-a1-c", draw(messages))
     return built
 

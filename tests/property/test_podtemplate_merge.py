@@ -3,7 +3,7 @@
 import copy
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_api.rules.pod_template import LIST_KEYS
@@ -39,20 +39,28 @@ BASES = templates(SCALARS)
 OVERLAYS = templates(SCALARS | st.none())
 
 
-@given(BASES)
-def test_merging_nothing_changes_nothing(base: dict[str, Any]) -> None:
+@given(BASES, OVERLAYS)
+@settings(max_examples=150)
+def test_laws_of_merging(base: dict[str, Any], overlay: dict[str, Any]) -> None:
+    """All laws of each example, because making one costs ten times what checking all of them does."""
+    merging_nothing_changes_nothing(base)
+    merging_twice_is_merging_once(base, overlay)
+    what_is_there_keeps_its_order_and_what_is_new_follows(base, overlay)
+    keys_that_the_overlay_does_not_name_stay(base, overlay)
+    inputs_stay_as_they_are_and_are_not_shared(base, overlay)
+
+
+def merging_nothing_changes_nothing(base: dict[str, Any]) -> None:
     assert merge(base, {}) == base
     assert merge({}, base) == base
 
 
-@given(BASES, OVERLAYS)
-def test_merging_twice_is_merging_once(base: dict[str, Any], overlay: dict[str, Any]) -> None:
+def merging_twice_is_merging_once(base: dict[str, Any], overlay: dict[str, Any]) -> None:
     once = merge(base, overlay)
     assert merge(once, overlay) == once
 
 
-@given(BASES, OVERLAYS)
-def test_inputs_stay_as_they_are_and_are_not_shared(base: dict[str, Any], overlay: dict[str, Any]) -> None:
+def inputs_stay_as_they_are_and_are_not_shared(base: dict[str, Any], overlay: dict[str, Any]) -> None:
     kept = copy.deepcopy((base, overlay))
     result = merge(base, overlay)
     scramble(result)
@@ -70,8 +78,7 @@ def scramble(value: Any) -> None:
         value.append("scrambled")
 
 
-@given(BASES, OVERLAYS)
-def test_what_is_there_keeps_its_order_and_what_is_new_follows(base: dict[str, Any], overlay: dict[str, Any]) -> None:
+def what_is_there_keeps_its_order_and_what_is_new_follows(base: dict[str, Any], overlay: dict[str, Any]) -> None:
     result = merge(base, overlay)
     for field, key in LIST_KEYS.items():
         if isinstance(overlay.get(field), list) and field in overlay:
@@ -85,8 +92,7 @@ def test_what_is_there_keeps_its_order_and_what_is_new_follows(base: dict[str, A
                 assert all(merge({}, item) in result[field] for item in overlay[field])
 
 
-@given(BASES, OVERLAYS)
-def test_keys_that_the_overlay_does_not_name_stay(base: dict[str, Any], overlay: dict[str, Any]) -> None:
+def keys_that_the_overlay_does_not_name_stay(base: dict[str, Any], overlay: dict[str, Any]) -> None:
     result = merge(base, overlay)
     assert {key: value for key, value in result.items() if key not in overlay} == {k: v for k, v in base.items() if k not in overlay}
     assert not [key for key, value in overlay.items() if value is None and key in result]

@@ -16,7 +16,7 @@ TEMPLATES = sorted(path for path in (CHART / "templates").rglob("*") if path.is_
 
 
 def values() -> dict[str, Any]:
-    return yaml.safe_load((CHART / "values.yaml").read_text())
+    return yaml.load((CHART / "values.yaml").read_text(), yaml.CSafeLoader)
 
 
 def schema() -> dict[str, Any]:
@@ -39,4 +39,4 @@ def rules() -> list[dict[str, list[str]]]:
     text = (CHART / "templates" / "_helpers.tpl").read_text()
     found = re.search(r'define "rljob.rules" -\}\}\n(.*?)\{\{- end \}\}', text, re.DOTALL)
     assert found, "the named template rljob.rules is gone"
-    return yaml.safe_load(found.group(1))
+    return yaml.load(found.group(1), yaml.CSafeLoader)

@@ -98,7 +98,7 @@ def load(name: str) -> Recipe:
     return Recipe(
         name=name,
         new=tuple(sorted(str(path.relative_to(new)) for path in new.rglob("*") if path.is_file() and path.suffix != ".pyc")),
-        insertions=tuple(Insertion(**row) for row in yaml.safe_load((folder / "recipe.yaml").read_text())),
+        insertions=tuple(Insertion(**row) for row in yaml.load((folder / "recipe.yaml").read_text(), yaml.CSafeLoader)),
     )
 
 

@@ -33,16 +33,9 @@ def peak_bytes() -> int:
 
 
 def _validated(text: str) -> str:
-    return _checked(text, runnable=True)
-
-
-def _planned(text: str) -> str:
-    return _checked(text, runnable=False)
-
-
-def _checked(text: str, *, runnable: bool) -> str:
+    """Planning is part of it."""
     try:
-        checked = validation.check(text, runnable=runnable)
+        checked = validation.check(text)
     except SpecInvalidError as error:
         return f"{len(error.errors)} problems, first: {error.errors[0]}"
     return f"{sum(component.world_size for component in checked.plan.components)} processes"
@@ -197,7 +190,6 @@ ENTRIES: dict[str, tuple[Callable[[str], str], Callable[[], Iterator[tuple[str, 
     "convert from roll": (functools.partial(_converted, "roll"), sources),
     "convert from rlinf": (functools.partial(_converted, "rlinf"), sources),
     "validate": (_validated, manifests),
-    "plan": (_planned, manifests),
 }
 
 

@@ -213,7 +213,7 @@ def test_a_file_that_is_not_text(tmp_path: Path) -> None:
 def test_plan_for_tools() -> None:
     as_json, as_yaml = rljob("plan", QUICKSTART, "-o", "json").stdout, rljob("plan", QUICKSTART, "-o", "yaml").stdout
     document = json.loads(as_json)
-    assert document == yaml.safe_load(as_yaml)
+    assert document == yaml.load(as_yaml, yaml.CSafeLoader)
     assert [(c["name"], c["worldSize"], c["devices"]) for c in document["components"]] == [
         ("actor_train", 1, [0]),
         ("actor_infer", 1, [1]),
@@ -246,7 +246,7 @@ def test_plan_lists_processes_of_a_larger_job_only_when_asked() -> None:
 
 def test_plan_shows_what_a_run_would_refuse_yet(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "deepseek_v3", "n_routed_experts": 8}))
-    manifest = yaml.safe_load(Path(QUICKSTART).read_text())
+    manifest = yaml.load(Path(QUICKSTART).read_text(), yaml.CSafeLoader)
     manifest["spec"]["model"] = {"path": str(tmp_path)}
     for component in manifest["spec"]["components"][:2]:
         component["placement"] = {"ranks": "0-1"}
@@ -305,7 +305,7 @@ def test_weights_that_cannot_travel_are_a_problem() -> None:
 
 
 def test_schema_and_explain() -> None:
-    assert yaml.safe_load(rljob("schema").stdout)["kind"] == "CustomResourceDefinition"
+    assert yaml.load(rljob("schema").stdout, yaml.CSafeLoader)["kind"] == "CustomResourceDefinition"
     assert json.loads(rljob("schema", "--json").stdout)["additionalProperties"] is False
     text = rljob("explain", "spec.training.steps").stdout
     assert text.startswith("spec.training.steps  (integer, default 100, at least 0")

@@ -27,7 +27,7 @@ def rljob(*arguments: str, stdin: str | None = None) -> Result:
 def test_manifest_and_notes_are_apart() -> None:
     result = rljob("--from", "roll", str(cases.FOLDER / "roll-rlvr-async.yaml"))
     assert result.exit_code == 0
-    assert yaml.safe_load(result.stdout)["kind"] == "RLJob"
+    assert yaml.load(result.stdout, yaml.CSafeLoader)["kind"] == "RLJob"
     assert "Dropped (" in result.stderr
     problems = rljob("--from", "rlinf", str(cases.FOLDER / "rlinf-doc-groups.yaml"))
     assert "Left to do before rljob run" in problems.stderr
@@ -56,7 +56,7 @@ actor_infer: {device_mapping: "[1]"}
 
 def test_options_reach_the_conversion() -> None:
     result = rljob("--from", "rlinf", str(cases.FOLDER / "rlinf-doc-collocated.yaml"), "--name", "mine", "--devices-per-node", "4")
-    document = yaml.safe_load(result.stdout)
+    document = yaml.load(result.stdout, yaml.CSafeLoader)
     assert document["metadata"]["name"] == "mine"
     assert document["spec"]["nodeGroups"][0]["devicesPerNode"] == 4
 

@@ -224,7 +224,7 @@ def reported(cell: str) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 def nested(code: str) -> dict[str, Any]:
     """``a.b: {c: 1}`` as maps in maps."""
-    ((path, value),) = yaml.safe_load(code).items()
+    ((path, value),) = yaml.load(code, yaml.CSafeLoader).items()
     for key in reversed(path.split(".")):
         value = {key: value}
     return dict(value)
@@ -277,7 +277,7 @@ def job_with(snippet: str) -> dict[str, Any]:
     """A minimal job with a page's snippet, of a spec or of a section of its algorithm."""
     document = manifest()
     document["spec"]["rewards"] = [{"name": "answer", "type": "ExactMatch"}]  # for sources of any type
-    parsed = yaml.safe_load(snippet.replace("[...]", "[]"))
+    parsed = yaml.load(snippet.replace("[...]", "[]"), yaml.CSafeLoader)
     settings = parsed.get("spec", parsed)
     if set(settings) <= {path[1] for path in PATHS if len(path) == 2 and path[0] == "algorithm"}:
         settings = {"algorithm": settings}

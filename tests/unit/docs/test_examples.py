@@ -17,7 +17,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("**/*.yaml"))
 JOBS = [
     pytest.param(path, document["metadata"]["name"], id=f"{path.relative_to(ROOT / 'examples')}:{document['metadata']['name']}")
     for path in EXAMPLES
-    for document in yaml.safe_load_all(path.read_text())
+    for document in yaml.load_all(path.read_text(), yaml.CSafeLoader)
     if document["kind"] == "RLJob"
 ]
 

@@ -38,7 +38,7 @@ LINES = shell_lines("kubectl")
 
 def own() -> set[str]:
     """All names by which kubectl finds RLJobs."""
-    spec: dict[str, Any] = yaml.safe_load((ROOT / "crds" / "rljobs.rljob.dev.yaml").read_text())["spec"]
+    spec: dict[str, Any] = yaml.load((ROOT / "crds" / "rljobs.rljob.dev.yaml").read_text(), yaml.CSafeLoader)["spec"]
     names = spec["names"]
     plain = {names["plural"], names["singular"], *names.get("shortNames", ()), *names.get("categories", ())}
     return plain | {f"{names[form]}.{spec['group']}" for form in ("plural", "singular")}

@@ -39,7 +39,7 @@ def framework(snippet: Snippet) -> str | None:
 
 @pytest.mark.parametrize("snippet", [snippet for snippet in YAML if not framework(snippet)], ids=str)
 def test_yaml_is_a_valid_manifest_or_part_of_one(snippet: Snippet, tmp_path: Path) -> None:
-    for document in yaml.safe_load_all(snippet.text):
+    for document in yaml.load_all(snippet.text, yaml.CSafeLoader):
         kind = document.get("kind")
         if kind == "RLJob":
             check(snippet.text)
@@ -64,7 +64,7 @@ def test_the_converter_writes_what_the_page_shows(page: Path) -> None:
     options = {"devices_per_node": 8} if source == "rlinf" else {}
     done = conversion.convert(source, before.text, **options)
     comments = [line.removeprefix("# ") for line in conversion.render(done).splitlines() if line.startswith("# ")][1:]
-    assert (yaml.safe_load(after.text), notes.text.splitlines()) == (done.manifest, comments)
+    assert (yaml.load(after.text, yaml.CSafeLoader), notes.text.splitlines()) == (done.manifest, comments)
     check(after.text)
 
 

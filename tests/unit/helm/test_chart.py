@@ -98,7 +98,7 @@ def test_every_option_is_rendered_with_another_value_than_its_default(option: st
             tree = tree.get(name) if isinstance(tree, dict) else None
         return tree
 
-    cases = [yaml.safe_load(path.read_text()) or {} for path in (ROOT / "tests" / "golden" / "helm").glob("*.values.yaml")]
+    cases = [yaml.load(path.read_text(), yaml.CSafeLoader) or {} for path in (ROOT / "tests" / "golden" / "helm").glob("*.values.yaml")]
     golden = any(value_in(case) not in (None, value_in(values())) for case in cases)
     assert golden or f"{option}=" in (ROOT / "tests" / "integration" / "test_helm.py").read_text()
 
@@ -153,7 +153,7 @@ def test_defaults_of_chart_and_operator_agree():
 
 
 def test_versions_agree():
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    chart = yaml.load((CHART / "Chart.yaml").read_text(), yaml.CSafeLoader)
     assert f'version = "{chart["appVersion"]}"' in (ROOT / "operator" / "pyproject.toml").read_text()
     assert f"ARG VERSION={chart['appVersion']}\n" in (ROOT / "Dockerfile").read_text()
     assert f"ray[default]=={values()['runtime']['rayVersion']}" in (ROOT / "runtime" / "pyproject.toml").read_text()

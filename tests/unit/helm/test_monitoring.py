@@ -25,7 +25,7 @@ from tests.support.chart import CHART
 from tests.support.grafana import schema_problems
 
 DASHBOARDS = sorted((CHART / "files" / "dashboards").glob("*.json"))
-ALERTS = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+ALERTS = yaml.load((CHART / "files" / "alerts.yaml").read_text(), yaml.CSafeLoader)
 RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
 DURATION = re.compile(r"([0-9]+(ms|s|m|h))+")
 
