@@ -107,11 +107,25 @@ def test_tensor_parallelism_of_the_trainer_needs_a_known_class_and_divided_sizes
     assert problems(DENSE, **parallel) == []
     (unknown,) = problems(DENSE | {"model_type": "other"}, **parallel)
     assert unknown.startswith("spec.training.tensorParallelSize: 2: config.json has model_type other, whose layers cannot be divided (they")
-    (latent,) = problems(DENSE | {"model_type": "minicpm3"}, **parallel)
-    assert "minicpm3, whose layers cannot be divided (its latent attention has projections that its plan leaves whole)" in latent
+    (bias,) = problems(DENSE | {"model_type": "phi"}, **parallel)
+    assert "phi, whose layers cannot be divided (its head has a bias)" in bias
     (odd,) = problems(DENSE | {"num_key_value_heads": 5}, **parallel)
     assert odd == "spec.training.tensorParallelSize: 2: does not divide num_key_value_heads 5 of config.json; use 1 or 5"
     assert problems(DENSE | {"model_type": "other", "num_key_value_heads": 5}, **four_devices()) == []
+
+
+def test_tensor_parallelism_of_mixtures_divides_heads_and_shared_experts() -> None:
+    parallel = four_devices(training={"steps": 1, "tensorParallelSize": 2})
+    for kind in ("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite"):
+        config = CONFIGS[kind] | {"num_key_value_heads": 4}
+        assert problems(config, **parallel) == []
+        (odd,) = problems(config | {"n_shared_experts": 3, "moe_intermediate_size": 25}, **parallel)
+        said = "does not divide n_shared_experts times moe_intermediate_size 75 of config.json; use 1 or 3"
+        assert odd == f"spec.training.tensorParallelSize: 2: {said}"
+        grouped = problems(config | {"num_key_value_heads": 1}, **parallel)  # latent attention has keys and values for each head
+        assert [problem.split(": ")[2] for problem in grouped] == (
+            ["does not divide num_key_value_heads 1 of config.json; use 1"] if kind == "glm4_moe" else []
+        )
 
 
 def test_sequence_parallelism_needs_devices_that_divide_layers() -> None:
