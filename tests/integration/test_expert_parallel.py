@@ -52,7 +52,7 @@ MODELS: dict[str, PretrainedConfig] = {
     "qwen2_moe": Qwen2MoeConfig(**SMALL | {"num_hidden_layers": 2}, **EXPERTS, shared_expert_intermediate_size=10),
     "mixtral": MixtralConfig(**SMALL | {"num_key_value_heads": 4, "num_hidden_layers": 2}, num_local_experts=4, num_experts_per_tok=2),
     "deepseek_v3": deepseek(6),
-    "glm4_moe": Glm4MoeConfig(**biased(6) | {"num_key_value_heads": 2}, head_dim=8, use_qk_norm=True, attention_bias=True),
+    "glm4_moe": Glm4MoeConfig(**biased(6) | {"num_key_value_heads": 2, "n_group": 1, "topk_group": 1}, head_dim=8, use_qk_norm=True),
 }
 """Of six experts each of two ranks has three, which two groups of ranks share unevenly."""
 
