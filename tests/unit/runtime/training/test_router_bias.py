@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Qwen3MoeConfig
 
@@ -80,22 +81,20 @@ def test_passes_of_an_update_add_up_and_a_position_counts_as_often_as_it_is_name
     assert load.apply(0.0, [cast(Any, Group())])["train/layer_expert_load_max"] == pytest.approx(4 / (8 / 3))  # 1, 4, 3
 
 
-def test_ranks_that_divide_tokens_count_each_token_once() -> None:
+def test_ranks_that_divide_tokens_count_each_token_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rows of three tokens, of which the first of two ranks has two each, and the second one with a token of padding."""
-    experts = torch.tensor([[0], [1], [2], [0], [0], [1]])
-    positions = torch.tensor([0, 1, 2, 4, 4, 5])
-    counted = []
+    counted: list[list[list[float]]] = []
+    monkeypatch.setattr(dist, "all_reduce", lambda counts, group: counted.append(counts.tolist()))
+    experts, positions = torch.tensor([[0], [1], [2], [0], [0], [1]]), torch.tensor([0, 1, 2, 4, 4, 5])
     for rank, own in enumerate(([0, 1, 3, 4], [2, 2, 5, 5])):
-        tokens = DividedTokens(cast(Any, SimpleNamespace(size=lambda: 2, rank=lambda rank=rank: rank)))
-        tokens._width = 3
-        choices = chosen(experts[own].tolist())
-        load = ExpertLoad(choices, torch.device("cpu"), tokens)
+        group, layer = SimpleNamespace(size=lambda: 2, rank=lambda rank=rank: rank), nn.Identity()
+        tokens = DividedTokens(cast(Any, group))
+        tokens.attach(layer, nn.Identity())
+        layer(torch.zeros(2, 3, 1))
+        load = ExpertLoad(chosen(experts[own].tolist()), torch.device("cpu"), tokens)
         load.add(positions)
-        counted.append(load._counts)
-    whole = ExpertLoad(chosen(experts.tolist()), torch.device("cpu"))
-    whole.add(positions)
-    assert torch.equal(counted[0] + counted[1], whole._counts)
-    assert [count.tolist() for count in counted] == [[[3.0, 1.0, 0.0]], [[0.0, 1.0, 1.0]]]
+        load.apply(0.0, [cast(Any, group)])
+    assert counted == [[[3.0, 1.0, 0.0]], [[0.0, 1.0, 1.0]]]
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
