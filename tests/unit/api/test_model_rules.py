@@ -1,11 +1,13 @@
 """What config.json says about whether a run would refuse a model, and that it is reported before a device is taken."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rljob_api.errors import SpecInvalidError
+from rljob_api.rules.model import TENSOR_PARALLEL_MODELS, UNDIVIDED_MODELS
 from rljob_api.v1alpha1.data import Model
 from rljob_api.validation import check
 from tests.integration.jobs import job
@@ -112,6 +114,15 @@ def test_tensor_parallelism_of_the_trainer_needs_a_known_class_and_divided_sizes
     (odd,) = problems(DENSE | {"num_key_value_heads": 5}, **parallel)
     assert odd == "spec.training.tensorParallelSize: 2: does not divide num_key_value_heads 5 of config.json; use 1 or 5"
     assert problems(DENSE | {"model_type": "other", "num_key_value_heads": 5}, **four_devices()) == []
+
+
+def test_the_page_lists_types_that_tensor_parallelism_divides_and_those_that_it_does_not() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
+    section = page.partition("### Tensor parallelism")[2].partition("\n###")[0]
+    divided, _, others = section.partition("Other causal language models")
+    assert set(TENSOR_PARALLEL_MODELS) <= set(re.findall(r"\w+", divided))
+    (dense,) = [line.split(" | ")[1].strip(" |") for line in others.splitlines() if line.startswith("| dense types")]
+    assert set(dense.split(", ")) == UNDIVIDED_MODELS.keys()
 
 
 def test_tensor_parallelism_of_mixtures_divides_heads_and_shared_experts() -> None:
