@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, DeepseekV3Config, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from bench.gpu_check.peak import peak_bytes
 from bench.measure import free_port
@@ -43,6 +43,11 @@ SIZES: dict[str, Any] = {
     **{"num_key_value_heads": 4, "head_dim": 32, "max_position_embeddings": 1024, "tie_word_embeddings": False},
 }
 MIXTURE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+LATENT: dict[str, Any] = {
+    **{"num_key_value_heads": 8, "q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32},
+    **{"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    **{"n_group": 1, "topk_group": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid", "head_dim": 16},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,8 @@ class MemoryCase:
     """One configuration of the trainer."""
 
     mixture: bool = False
+    latent: bool = False
+    """DeepSeek-V3: a mixture with latent attention."""
     lora: bool = False
     checkpointing: bool = False
     each: bool = False
@@ -60,6 +67,8 @@ class MemoryCase:
 
     def model(self) -> PretrainedConfig:
         """What is trained."""
+        if self.latent:
+            return DeepseekV3Config(**SIZES | LATENT)
         return Qwen3MoeConfig(**SIZES, **MIXTURE) if self.mixture else Qwen3Config(**SIZES)
 
 
@@ -74,6 +83,8 @@ CASES: Mapping[str, MemoryCase] = {
     "mixture, EachMicroBatch, experts divided": MemoryCase(mixture=True, each=True, experts=2),
     "LoRA, LastMicroBatch": MemoryCase(lora=True),
     "LoRA, EachMicroBatch": MemoryCase(lora=True, each=True),
+    "latent attention, EachMicroBatch": MemoryCase(latent=True, each=True),
+    "latent attention, LoRA, EachMicroBatch": MemoryCase(latent=True, lora=True, each=True),
 }
 RANKS = (1, 2)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, MixtralConfig, PretrainedConfig, Qwen2Config, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, Glm4MoeConfig, MixtralConfig, PretrainedConfig, Qwen2Config, Qwen2MoeConfig, Qwen3MoeConfig
 
 from rljob_runtime.errors import ModelError
 from rljob_runtime.offload.states import StateKind
@@ -42,16 +42,18 @@ from tests.integration.rank_processes import (
     write,
 )
 from tests.integration.test_critic import set_head
-from tests.integration.test_mixture_ranks import BIAS_STD, SMALL, VOCAB, bias_rate, deepseek, plain_gradients
+from tests.integration.test_mixture_ranks import BIAS_STD, SMALL, VOCAB, bias_rate, biased, deepseek, plain_gradients
 from tests.integration.test_tensor_parallel import valued
 from tests.support.trainers import save_model
 
 EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+GLM: dict[str, Any] = {"num_hidden_layers": 2, "num_key_value_heads": 2, "n_group": 1, "topk_group": 1}
 MODELS: dict[str, PretrainedConfig] = {
     "qwen3_moe": Qwen3MoeConfig(**SMALL, **EXPERTS, head_dim=8, mlp_only_layers=[1], tie_word_embeddings=True, norm_topk_prob=True),
     "qwen2_moe": Qwen2MoeConfig(**SMALL | {"num_hidden_layers": 2}, **EXPERTS, shared_expert_intermediate_size=10),
     "mixtral": MixtralConfig(**SMALL | {"num_key_value_heads": 4, "num_hidden_layers": 2}, num_local_experts=4, num_experts_per_tok=2),
     "deepseek_v3": deepseek(6),
+    "glm4_moe": Glm4MoeConfig(**biased(6) | GLM, head_dim=8, use_qk_norm=True),
 }
 """Of six experts each of two ranks has three, which two groups of ranks share unevenly."""
 
@@ -86,7 +88,8 @@ LAYOUTS: dict[str, list[Sizes]] = {
     "qwen3_moe": [ONE, Sizes(4, 1, 2), Sizes(2, 2, 2), WITHIN],
     "qwen2_moe": [ONE, Sizes(1, 1, 1, tp=2), Sizes(2, 1, 2, tp=2, sequence=True)],
     "mixtral": [ONE, Sizes(4, 1, 4), Sizes(1, 1, 2, tp=4), ACROSS],
-    "deepseek_v3": [ONE, Sizes(2, 2, 2)],
+    "deepseek_v3": [ONE, Sizes(2, 2, 2), Sizes(1, 1, 1, tp=2), Sizes(2, 1, 2, tp=2, sequence=True)],
+    "glm4_moe": [ONE, WITHIN],
 }
 """Of each model; the first is what the others have to equal."""
 PARTS = {
@@ -99,17 +102,18 @@ PARTS = {
 ROLE_LAYOUTS = [Sizes(2, 2, 2), WITHIN]
 """Of a critic and of a frozen policy."""
 RESUMED = [
-    (Sizes(4, 1, 2), Sizes(2, 1, 1)),
-    (ONE, Sizes(2, 1, 2)),
-    (WITHIN, Sizes(3, 1, 3)),
-    (Sizes(4, 1, 2), Sizes(1, 1, 1, tp=2, sequence=True)),
+    ("qwen3_moe", Sizes(4, 1, 2), Sizes(2, 1, 1)),
+    ("qwen3_moe", ONE, Sizes(2, 1, 2)),
+    ("qwen3_moe", WITHIN, Sizes(3, 1, 3)),
+    ("qwen3_moe", Sizes(4, 1, 2), Sizes(1, 1, 1, tp=2, sequence=True)),
+    ("deepseek_v3", Sizes(2, 1, 2, tp=2, sequence=True), ONE),
 ]
-"""Whose checkpoint of ``qwen3_moe`` is loaded, and in which layout."""
+"""Of which model whose checkpoint is loaded, and in which layout."""
 RECOMPUTED = [ONE, WITHIN]
 CLIP = 0.05
 BUCKET_BYTES = 15_000
 """Several buckets, in which experts stand with other weights."""
-NUM_PORTS = 30
+NUM_PORTS = 35
 
 
 def settings(folder: Path, sizes: Sizes, **changes: object) -> PolicyConfig:
@@ -176,7 +180,7 @@ def run_layout(rank: int, port: int, base: Path, name: str, sizes: Sizes) -> Non
     arrays |= {f"packed/{n}": w for n, w in packed_weights(worker, BUCKET_BYTES).items()}
     arrays |= {f"weight/{n}": p.full_tensor().detach().numpy().copy() for n, p in worker.model.named_parameters()}
     worker.export_hf(out / "export")
-    if name == "qwen3_moe" and any(sizes == saved for saved, _ in RESUMED):
+    if any((name, sizes) == (model, saved) for model, saved, _ in RESUMED):
         worker.save_checkpoint(out / "checkpoint")
     arrays["second_loss"] = np.array(worker.train_step([random_batch(VOCAB, 3, part)], step=1)["train/total_loss"])
     worker.shutdown()
@@ -184,15 +188,15 @@ def run_layout(rank: int, port: int, base: Path, name: str, sizes: Sizes) -> Non
         write(out, "result", arrays)
 
 
-def run_resumed(rank: int, port: int, base: Path, saved: Sizes, sizes: Sizes) -> None:
+def run_resumed(rank: int, port: int, base: Path, name: str, saved: Sizes, sizes: Sizes) -> None:
     """Load another layout's checkpoint, pack, and make the next step."""
-    worker = started(settings(base / "qwen3_moe" / "model", sizes, seed=9), rank, port, sizes.ranks)
-    assert worker.load_checkpoint(base / "qwen3_moe" / saved.label / "checkpoint") == 1
+    worker = started(settings(base / name / "model", sizes, seed=9), rank, port, sizes.ranks)
+    assert worker.load_checkpoint(base / name / saved.label / "checkpoint") == 1
     arrays = {f"packed/{n}": w for n, w in packed_weights(worker, BUCKET_BYTES).items()}
     loss = worker.train_step([random_batch(VOCAB, 3, sizes.part(rank))], step=1)["train/total_loss"]
     worker.shutdown()
     if rank == 0:
-        write(base, f"resumed {saved.label} {sizes.label}", arrays | {"second_loss": np.array(loss)})
+        write(base, f"resumed {name} {saved.label} {sizes.label}", arrays | {"second_loss": np.array(loss)})
 
 
 def run_recomputed(rank: int, ports: list[int], base: Path, sizes: Sizes) -> None:
@@ -271,10 +275,10 @@ def main(rank: int, ports: list[int], base: Path) -> None:
             port = ports.pop()
             if rank < sizes.ranks:
                 run_layout(rank, port, base, name, sizes)
-    for saved, sizes in RESUMED:
+    for name, saved, sizes in RESUMED:
         port = ports.pop()
         if rank < sizes.ranks:
-            run_resumed(rank, port, base, saved, sizes)
+            run_resumed(rank, port, base, name, saved, sizes)
     for run in (run_critic, run_frozen):
         for sizes in (ONE, *ROLE_LAYOUTS):
             port = ports.pop()
@@ -376,9 +380,9 @@ def test_packed_names_and_bytes_are_those_of_the_checkpoint(base: Path, name: st
     assert changed == set(original)
 
 
-@pytest.mark.parametrize(("saved", "layout"), [(saved.label, sizes.label) for saved, sizes in RESUMED])
-def test_a_checkpoint_loads_in_another_layout(base: Path, saved: str, layout: str) -> None:
-    name, folder = f"resumed {saved} {layout}", base / "qwen3_moe" / saved
+@pytest.mark.parametrize(("model", "saved", "layout"), [(name, saved.label, sizes.label) for name, saved, sizes in RESUMED])
+def test_a_checkpoint_loads_in_another_layout(base: Path, model: str, saved: str, layout: str) -> None:
+    name, folder = f"resumed {model} {saved} {layout}", base / model / saved
     assert largest_difference(read(base, name, "packed/"), read(folder, "result", "packed/")) == 0.0
     assert read(base, name, "second_loss")[""] == pytest.approx(read(folder, "result", "second_loss")[""], abs=2e-6)
 

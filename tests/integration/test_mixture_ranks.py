@@ -25,6 +25,7 @@ from transformers import (
 )
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
+from rljob_api.rules.model import BIASED_MODELS
 from rljob_runtime.records import TrainBatch
 from rljob_runtime.training import model as model_module
 from rljob_runtime.training.config import LoadBalancingConfig, LoraConfig, PolicyConfig
@@ -45,11 +46,18 @@ SMALL: dict[str, Any] = {
 EXPERTS: dict[str, Any] = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 
 
-def deepseek(num_experts: int) -> DeepseekV3Config:
-    """Latent attention, a dense layer before those of experts, routers with groups and biases."""
-    return DeepseekV3Config(
+def biased(num_experts: int) -> dict[str, Any]:
+    """A dense layer before those of experts, routers with groups and biases."""
+    return {
         **{**SMALL, "num_key_value_heads": 4, "first_k_dense_replace": 1, "n_routed_experts": num_experts, "n_group": 3, "topk_group": 2},
         **{"num_experts_per_tok": 2, "moe_intermediate_size": 12, "n_shared_experts": 1, "routed_scaling_factor": 1.0},
+    }
+
+
+def deepseek(num_experts: int) -> DeepseekV3Config:
+    """Latent attention, and what :func:`biased` has."""
+    return DeepseekV3Config(
+        **biased(num_experts),
         **{"q_lora_rank": 10, "kv_lora_rank": 14, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8},
     )
 
@@ -73,7 +81,7 @@ def settings(folder: Path, **changes: object) -> PolicyConfig:
 
 
 def bias_rate(name: str) -> float:
-    return BIAS_RATE if name == "deepseek_v3" else 0.0
+    return BIAS_RATE if name in BIASED_MODELS else 0.0
 
 
 def gradients(worker: PolicyWorker, batch: TrainBatch) -> dict[str, np.ndarray]:
@@ -191,7 +199,7 @@ def plain_gradients(folder: Path, batch: TrainBatch, coefficient: float) -> dict
         terms = torch.where(advantages < 0, torch.minimum(terms, -3.0 * advantages), terms)  # dual clip
         loss = loss + (terms * mask[i, : targets.numel()]).sum() / batch.global_tokens
     config = model.config
-    if config.model_type == "deepseek_v3":
+    if config.model_type in BIASED_MODELS:
         balance = sigmoid_balance(output.router_logits, chosen, mask)
     else:
         balance = load_balancing_loss_func(output.router_logits, output.router_logits[0].shape[-1], config.num_experts_per_tok, mask)

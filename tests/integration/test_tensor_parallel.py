@@ -523,9 +523,9 @@ def test_a_frozen_policy_of_any_layout_scores_as_one_rank_does(base: Path, layou
         (Qwen2Config(**SMALL | {"num_attention_heads": 6, "num_key_value_heads": 6}, vocab_size=61), 4, "num_attention_heads 6"),
         (MistralConfig(**SMALL | {"num_key_value_heads": 4, "intermediate_size": 70}, vocab_size=61), 4, "intermediate_size 70"),
         (GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=61), 2, "model type gpt2 has no tensor-parallel plan"),
-        (deepseek(6), 2, "model type deepseek_v3 has no tensor-parallel plan"),
+        (deepseek(6), 3, "num_attention_heads 4; choose a divisor"),
     ],
-    ids=["kv heads", "heads", "channels", "unknown model", "latent attention and biased routers"],
+    ids=["kv heads", "heads", "channels", "unknown model", "latent heads"],
 )
 def test_a_layout_that_does_not_fit_is_refused(config: PretrainedConfig, tp: int, message: str) -> None:
     with torch.device("meta"):

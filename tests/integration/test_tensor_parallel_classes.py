@@ -38,6 +38,10 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma2": {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0},
     "granite": {"logits_scaling": 2.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "attention_multiplier": 0.3},
     "hyperclovax": {"logits_scaling": 0.5, "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "use_post_norm": True},
+    "minicpm3": {
+        **{"q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 32, "head_dim": 8},
+        **{"num_key_value_heads": 4, "dim_model_base": 64, "scale_emb": 2.0},  # logits are divided by hidden_size / dim_model_base
+    },
     "vaultgemma": {"final_logit_softcapping": 3.0, "attn_logit_softcapping": None},
 }
 """Settings of a class that its defaults leave out of the computation."""

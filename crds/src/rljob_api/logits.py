@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 MULTIPLIERS = {"cohere": "logit_scale", "cohere2": "logit_scale", "hyperclovax": "logits_scaling"}
 """``model_type`` -> config key of the number that logits are multiplied by."""
-DIVISORS = {"granite": "logits_scaling"}
+DIVISORS = {"granite": "logits_scaling", "minicpm3": "logits_scaling"}
 """``model_type`` -> config key of the number that logits are divided by."""
 CAPPED = ("gemma2", "gemma3_text", "vaultgemma")
 """``model_type`` of models whose logits become ``c * tanh(logits / c)`` with ``c = final_logit_softcapping`` (arXiv 2408.00118)."""

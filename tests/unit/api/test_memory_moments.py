@@ -61,7 +61,7 @@ def test_sequence_parallelism_divides_the_inputs_of_recomputed_layers_but_of_the
     decoder, tree = memory.shape_from_config(QWEN25_7B).decoder, TreeSizes(prompt_tokens=256, response_tokens=256, samples=2)
     assert decoder is not None
     layer = [
-        layer_bytes_per_token(decoder, tree, cpu_attending(decoder, tree), number=4, trains_norms=True, tensor=2, token_parts=parts)
+        layer_bytes_per_token(decoder, tree, cpu_attending(decoder, tree), number=4, trains_all=True, tensor=2, token_parts=parts)
         for parts in (1, 2)
     ]
     assert whole == 2048 * ((LAYERS - 1) * HIDDEN * 4 + layer[0])  # the last layer is done
@@ -101,7 +101,7 @@ def test_keys_and_values_exist_as_often_as_the_attention_needs_them(tree: TreeSi
     decoder = memory.shape_from_config(QWEN25_7B).decoder
     assert decoder is not None
     assert cpu_attending(decoder, tree) is attending
-    found = layer_bytes_per_token(decoder, tree, attending, number=4, trains_norms=True, tensor=1)
+    found = layer_bytes_per_token(decoder, tree, attending, number=4, trains_all=True, tensor=1)
     assert found == 2 * 12 * HIDDEN + 8 + 4 * (attention + 4 * INNER) + 4 * 28
 
 
@@ -110,7 +110,7 @@ def test_frozen_norms_keep_no_normalized_input_and_tensor_parallelism_divides_th
     assert decoder is not None
     tree = TreeSizes(prompt_tokens=64, response_tokens=64, samples=1)
     inner = 2 * (2 * QUERY + 2 * KV + 4 * INNER) + 4 * 28
-    found = layer_bytes_per_token(decoder, tree, Attending.DIRECT, number=2, trains_norms=False, tensor=2)
+    found = layer_bytes_per_token(decoder, tree, Attending.DIRECT, number=2, trains_all=False, tensor=2)
     assert found == 2 * 6 * HIDDEN + 8 + inner // 2
 
 
@@ -119,13 +119,13 @@ def test_context_parallelism_keeps_outputs_twice_and_repeats_the_keys_that_it_ca
     assert decoder is not None
     tree = TreeSizes(prompt_tokens=8, response_tokens=2, samples=2)
     whole, two, seven = (
-        layer_bytes_per_token(decoder, tree, Attending.DIRECT, number=2, trains_norms=True, tensor=1, context=context)
+        layer_bytes_per_token(decoder, tree, Attending.DIRECT, number=2, trains_all=True, tensor=1, context=context)
         for context in (1, 2, 7)
     )
     assert two == whole + 2 * QUERY
     assert seven == whole + 2 * (QUERY + 2 * 6 * KV), "four key heads for seven processes: twenty-eight"
     masked = [
-        layer_bytes_per_token(decoder, tree, Attending.MASKED, number=4, trains_norms=True, tensor=1, context=context) for context in (1, 2)
+        layer_bytes_per_token(decoder, tree, Attending.MASKED, number=4, trains_all=True, tensor=1, context=context) for context in (1, 2)
     ]
     assert masked[1] == masked[0] + 4 * (QUERY + 12), "the mask of a row on each process"
 
@@ -144,4 +144,4 @@ def test_whether_a_prompt_is_shared_follows_from_the_projections_of_latent_atten
     assert decoder is not None
     tree = TreeSizes(prompt_tokens=8, response_tokens=31, samples=4)
     assert cpu_attending(decoder, tree) is Attending.DIRECT
-    assert cpu_attending(dataclasses.replace(decoder, latent_parameters=0), tree) is Attending.BRANCHES
+    assert cpu_attending(dataclasses.replace(decoder, latent=None), tree) is Attending.BRANCHES

@@ -67,6 +67,16 @@ def test_a_critic_trains_the_layers_and_has_no_logits() -> None:
     assert {one.phase for one in pool.phases} == {memory.Phase.START_UP, TRAIN_CRITIC, memory.Phase.CRITIC_STEP}
 
 
+def test_tensor_parallel_processes_have_each_what_makes_latents() -> None:
+    config = CONFIGS["deepseek_v3"] | {"num_key_value_heads": 4}
+    spec, plan = planned_job(training={"tensorParallelSize": 2})
+    shape = memory.shape_from_config(config)
+    found = terms(device(memory.estimate(spec, plan, shape), 0), TRAIN, "actor_train")
+    latents = 64 * (20 + 24 + 8) + 20 + 24  # two projections and two norms
+    assert found["float32 weights"] == (shape.parameters + 3 * latents) // 2 * 4
+    assert found["gathered weights"] == (shape.parameters + shape.decoder.expert_parameters + 3 * latents) // 2 * 2  # type: ignore[union-attr]
+
+
 def test_a_critics_own_token_budget_bounds_its_activations_alone() -> None:
     smaller = {"advantage": {"estimator": "GAE"}, "critic": {"microBatchTokens": 4096}}
     shared, own = estimated(CRITIC), estimated(CRITIC, algorithm=smaller)

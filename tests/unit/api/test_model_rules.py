@@ -1,11 +1,13 @@
 """What config.json says about whether a run would refuse a model, and that it is reported before a device is taken."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rljob_api.errors import SpecInvalidError
+from rljob_api.rules.model import TENSOR_PARALLEL_MODELS, UNDIVIDED_MODELS
 from rljob_api.v1alpha1.data import Model
 from rljob_api.validation import check
 from tests.integration.jobs import job
@@ -107,11 +109,34 @@ def test_tensor_parallelism_of_the_trainer_needs_a_known_class_and_divided_sizes
     assert problems(DENSE, **parallel) == []
     (unknown,) = problems(DENSE | {"model_type": "other"}, **parallel)
     assert unknown.startswith("spec.training.tensorParallelSize: 2: config.json has model_type other, whose layers cannot be divided (they")
-    (latent,) = problems(DENSE | {"model_type": "minicpm3"}, **parallel)
-    assert "minicpm3, whose layers cannot be divided (its latent attention has projections that its plan leaves whole)" in latent
+    (bias,) = problems(DENSE | {"model_type": "phi"}, **parallel)
+    assert "phi, whose layers cannot be divided (its head has a bias)" in bias
     (odd,) = problems(DENSE | {"num_key_value_heads": 5}, **parallel)
     assert odd == "spec.training.tensorParallelSize: 2: does not divide num_key_value_heads 5 of config.json; use 1 or 5"
     assert problems(DENSE | {"model_type": "other", "num_key_value_heads": 5}, **four_devices()) == []
+
+
+def test_the_page_lists_types_that_tensor_parallelism_divides_and_those_that_it_does_not() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
+    section = page.partition("### Tensor parallelism")[2].partition("\n###")[0]
+    divided, _, others = section.partition("Other causal language models")
+    assert set(TENSOR_PARALLEL_MODELS) <= set(re.findall(r"\w+", divided))
+    (dense,) = [line.split(" | ")[1].strip(" |") for line in others.splitlines() if line.startswith("| dense types")]
+    assert set(dense.split(", ")) == UNDIVIDED_MODELS.keys()
+
+
+def test_tensor_parallelism_of_mixtures_divides_heads_and_shared_experts() -> None:
+    parallel = four_devices(training={"steps": 1, "tensorParallelSize": 2})
+    for kind in ("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite"):
+        config = CONFIGS[kind] | {"num_key_value_heads": 4}
+        assert problems(config, **parallel) == []
+        (odd,) = problems(config | {"n_shared_experts": 3, "moe_intermediate_size": 25}, **parallel)
+        said = "does not divide n_shared_experts times moe_intermediate_size 75 of config.json; use 1 or 3"
+        assert odd == f"spec.training.tensorParallelSize: 2: {said}"
+        grouped = problems(config | {"num_key_value_heads": 1}, **parallel)  # latent attention has keys and values for each head
+        assert [problem.split(": ")[2] for problem in grouped] == (
+            ["does not divide num_key_value_heads 1 of config.json; use 1"] if kind == "glm4_moe" else []
+        )
 
 
 def test_sequence_parallelism_needs_devices_that_divide_layers() -> None:

@@ -27,8 +27,8 @@ class AdapterNeeds(PolicyNeeds):
         return adapter_parameters(self.spec, self.shape)
 
     @property
-    def trains_norms(self) -> bool:
-        """Only matrices have adapters."""
+    def trains_all(self) -> bool:
+        """Only linear layers have adapters."""
         return False
 
     def trained(self) -> ProcessNeeds:

@@ -79,7 +79,7 @@ def layer_bytes_per_token(
     attending: Attending,
     *,
     number: int,
-    trains_norms: bool,
+    trains_all: bool,
     tensor: int,
     token_parts: int = 1,
     context: int = 1,
@@ -92,12 +92,14 @@ def layer_bytes_per_token(
     * the attention, see :func:`_attention_bytes`;
     * the MLP: both halves, the activated one and the product; of a mixture also each expert's input and output, and the router's
       probabilities, weights and four orders of tokens; of a shared expert that has a gate its output and the number that this multiplies.
+      Frozen experts keep neither their input nor the product, and the block not its input unless shared experts are adapted.
 
     Compiled layers (``rljob_runtime.training.compiling``) keep input and output of the norms, both halves of the MLP and their product, and
     of normalized queries and keys their input; the rest is computed again within kernels of the backward pass.
 
     With tensor parallelism all but the norms is divided, with sequence parallelism these too but for their outputs, which attention and MLP
     keep of all tokens. The block of a mixture keeps its input of a process's own tokens, and shared experts theirs of all tokens.
+    Latents are whole on each process, of all tokens.
     With context parallelism a process has fewer tokens, and of each the same, but see :func:`_attention_bytes`.
 
     Args:
@@ -105,7 +107,7 @@ def layer_bytes_per_token(
         tree: what stands in a row.
         attending: how attention goes over it.
         number: bytes of a number of the computation.
-        trains_norms: whether norms have gradients.
+        trains_all: whether all parameters have gradients; otherwise adapters of linear layers alone, and norms and experts are frozen.
         tensor: tensor parallel size.
         token_parts: processes that divide the tokens between attention and MLP.
         context: context parallel size.
@@ -117,24 +119,37 @@ def layer_bytes_per_token(
             own += number * (decoder.query_size + decoder.kv_size)
             own += FLOAT32_BYTES * (decoder.num_attention_heads + decoder.num_kv_heads)
         return own + _attention_bytes(decoder, tree, attending, number, context)
-    normalized = number if trains_norms else 0
+    normalized = number if trains_all else 0
     norms = ceil_div(2 * (FLOAT32_BYTES + normalized) * decoder.hidden_size + 8, token_parts) + number * decoder.hidden_size
-    norms += number * (_mixture_input(decoder, tensor) if decoder.num_experts and tensor > 1 else decoder.hidden_size)
+    norms += number * (_mixture_input(decoder, tensor, trains_all=trains_all) if decoder.num_experts else decoder.hidden_size)
     inner = _attention_bytes(decoder, tree, attending, number, context) + 4 * number * decoder.intermediate_size
     if decoder.qk_norm:
         inner += (FLOAT32_BYTES + normalized) * (decoder.query_size + decoder.kv_size) + 8 * decoder.num_attention_heads
     if decoder.num_experts:
         routed = decoder.experts_per_token
         inner += 2 * number * routed * decoder.hidden_size
+        inner -= 0 if trains_all else number * (routed * decoder.hidden_size + decoder.routed_size)
         inner += FLOAT32_BYTES * (decoder.num_experts + routed) + 4 * INDEX_BYTES * routed
     if decoder.gates_shared_experts:
         inner += number * (decoder.hidden_size + 1)
-    return norms + ceil_div(inner, tensor)
+    return norms + _latent_bytes(decoder, number, trains_all=trains_all) + ceil_div(inner, tensor)
 
 
-def _mixture_input(decoder: DecoderShape, tensor: int) -> int:
-    """Numbers of the input of a mixture's block whose tokens are divided; of those that can be, shared experts have gates."""
-    return ceil_div(decoder.hidden_size, tensor) + (decoder.hidden_size if decoder.gates_shared_experts else 0)
+def _mixture_input(decoder: DecoderShape, tensor: int, *, trains_all: bool) -> int:
+    """Numbers of the input of a mixture's block, whose tokens tensor parallelism divides; shared experts have that of all tokens."""
+    shared = decoder.hidden_size if decoder.shared_size else 0
+    if tensor == 1:
+        return decoder.hidden_size if trains_all else shared
+    return (ceil_div(decoder.hidden_size, tensor) if trains_all else 0) + shared
+
+
+def _latent_bytes(decoder: DecoderShape, number: int, *, trains_all: bool) -> int:
+    """Of latents the float32 input of their norms, its output, and where norms are trained their normalized input; the rotated keys."""
+    latent = decoder.latent
+    if latent is None:
+        return 0
+    kept = FLOAT32_BYTES + number + (number if trains_all else 0)
+    return kept * latent.norm_size + number * latent.rope_dim
 
 
 def exchanged_numbers(decoder: DecoderShape, experts: int) -> int:
@@ -143,7 +158,7 @@ def exchanged_numbers(decoder: DecoderShape, experts: int) -> int:
 
 
 def _attention_bytes(decoder: DecoderShape, tree: TreeSizes, attending: Attending, number: int, context: int) -> int:
-    """Queries, keys, values, output, a float32 log-sum-exp per head, and what latent attention keeps.
+    """Queries, keys, values, output, a float32 log-sum-exp per head, and keys that latent attention keeps as they were.
 
     Branch by branch keys and values are those of the prompt and, repeated, those that each response sees, with a mask in numbers of the
     computation; outputs exist as branches and as the row that they make.
@@ -153,14 +168,14 @@ def _attention_bytes(decoder: DecoderShape, tree: TreeSizes, attending: Attendin
     change places; those of branches do anyway.
     """
     query, kv, heads = decoder.query_size, decoder.kv_size * _repeats(decoder, context), decoder.num_attention_heads
-    latent, copied = number * decoder.latent_activations, number * decoder.output_copy_size
-    exchanged = (number * query if context > 1 else copied) + latent
+    copied, keys = number * decoder.output_copy_size, 0 if decoder.latent is None else number * decoder.latent.key_copy_size
+    exchanged = (number * query if context > 1 else copied) + keys
     seen = kv if kv == context * decoder.head_dim else query  # of one head: repeated keys and values are a view of it
     if attending is Attending.DIRECT:
         return number * (2 * query + 2 * kv) + exchanged + FLOAT32_BYTES * heads
     if attending is Attending.BRANCHES:
         of_tree = 2 * kv * tree.prompt_tokens + 2 * seen * tree.seen_tokens + context * tree.masked_pairs
-        return number * (3 * query + ceil_div(of_tree, tree.tokens)) + FLOAT32_BYTES * heads + latent
+        return number * (3 * query + ceil_div(of_tree, tree.tokens)) + FLOAT32_BYTES * heads + keys
     repeated = number * (2 * query + 2 * seen) + exchanged + FLOAT32_BYTES * heads
     if attending is Attending.MASKED:
         return repeated + number * context * tree.tokens

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rljob_api.errors import ModelShapeError, show
+from rljob_api.memory.latent import LatentShape
 from rljob_api.memory.units import ceil_div
 
 MAX_SIZE = 10**12
@@ -23,7 +24,6 @@ MODEL_TYPES = (*LATENT_TYPES, "glm4_moe", "llama", "mistral", "mixtral", "qwen2"
 """``model_type`` of the configs that can be read."""
 SHARED_TYPES = (*LATENT_TYPES, "glm4_moe")
 """``model_type`` of mixtures with shared experts as wide as ``n_shared_experts`` others, behind some dense layers."""
-_QK_SIZES = ("qk_nope_head_dim", "qk_rope_head_dim")
 _FIRST_DENSE = {"deepseek_v2": 0, "deepseek_v3": 3, "glm4_moe": 1}
 """Dense layers of these types where a config.json does not say, by their configuration classes."""
 _REMEDY = "set spec.model.parameterCount, which gives a coarser estimate"
@@ -59,12 +59,12 @@ class DecoderShape:
     """Parameters of the experts of all layers, without routers and shared ones."""
     layer_expert_parameters: int = 0
     """The same of the largest layer."""
-    latent_size: int = 0
-    """Numbers per token and layer that engines cache with latent attention instead of keys and values; 0 with another."""
-    latent_parameters: int = 0
-    """Parameters of a layer's latent attention; 0 with another, whose projections follow from the widths."""
-    latent_activations: int = 0
-    """Numbers that autograd keeps of a token in a layer of latent attention besides queries, keys, values and outputs."""
+    num_dense_layers: int = 0
+    """Layers of a mixture that have an MLP instead of experts."""
+    dense_size: int = 0
+    """Width of that MLP; 0 where no layer has one."""
+    latent: LatentShape | None = None
+    """Of latent attention; None with another, whose projections follow from the widths."""
     output_copy_size: int = 0
     """Numbers of a token's attention outputs that exist twice, because rotated queries are concatenated; 0 where others are."""
 
@@ -84,6 +84,12 @@ class DecoderShape:
         return self.num_layers * self.experts_per_token * (1 if self.num_experts <= MAX_INT8_EXPERTS else 2)
 
     @property
+    def routed_size(self) -> int:
+        """Width of the experts that one token passes together; 0 for a dense model."""
+        experts = self.num_experts * (self.num_layers - self.num_dense_layers)
+        return self.experts_per_token * self.expert_parameters // (3 * self.hidden_size * experts) if experts else 0
+
+    @property
     def query_size(self) -> int:
         """Width of all query heads together."""
         return self.num_attention_heads * self.head_dim
@@ -96,14 +102,19 @@ class DecoderShape:
     @property
     def attention_parameters(self) -> int:
         """Parameters of a layer's attention, without norms and biases where it is not latent."""
-        return self.latent_parameters or 2 * self.hidden_size * (self.query_size + self.kv_size)
+        return 2 * self.hidden_size * (self.query_size + self.kv_size) if self.latent is None else self.latent.parameters
+
+    @property
+    def whole_parameters(self) -> int:
+        """Parameters of a layer's projections that tensor parallelism does not divide."""
+        return 0 if self.latent is None else self.latent.whole_parameters
 
     def cached_numbers(self, devices: int) -> int:
         """What each of the tensor-parallel devices of an engine caches of a token in a layer.
 
         Heads are repeated where there are fewer than devices, and so are latents.
         """
-        return self.latent_size or 2 * ceil_div(self.num_kv_heads, devices) * self.head_dim
+        return 2 * ceil_div(self.num_kv_heads, devices) * self.head_dim if self.latent is None else self.latent.cached_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,9 +143,10 @@ def shape_from_config(config: Mapping[str, object]) -> ModelShape:
         raise ModelShapeError(f"config.json has model_type {show(model_type)}, known are {', '.join(MODEL_TYPES)}; {_REMEDY}")
     hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
     num_layers, vocab = _size(config, "num_hidden_layers"), _size(config, "vocab_size")
-    if model_type in LATENT_TYPES:
-        kv_heads, head_dim = heads, max(sum(_size(config, key) for key in _QK_SIZES), _size(config, "v_head_dim"))
-        attention = _latent_parameters(config, hidden, heads)
+    latent = _latent(config, hidden, heads) if model_type in LATENT_TYPES else None
+    if latent is not None:
+        kv_heads, head_dim = heads, max(latent.nope_dim + latent.rope_dim, latent.value_dim)
+        attention = latent.parameters
     else:
         head_dim, kv_heads = _size(config, "head_dim", max(1, hidden // heads)), _size(config, "num_key_value_heads", heads)
         attention = _attention_parameters(config, str(model_type), hidden, heads * head_dim, kv_heads * head_dim, head_dim)
@@ -159,10 +171,10 @@ def shape_from_config(config: Mapping[str, object]) -> ModelShape:
         shared_size=_shared_width(config, str(model_type)) if num_sparse else 0,
         expert_parameters=num_sparse * in_experts,
         layer_expert_parameters=in_experts if num_sparse == num_layers or sparse_layer > dense_layer else 0,
-        latent_size=_size(config, "kv_lora_rank") + _size(config, "qk_rope_head_dim") if model_type in LATENT_TYPES else 0,
-        latent_parameters=attention if model_type in LATENT_TYPES else 0,
-        latent_activations=_latent_activations(config, heads) if model_type in LATENT_TYPES else 0,
-        output_copy_size=_output_copy_size(config, str(model_type), heads, head_dim),
+        num_dense_layers=num_layers - num_sparse if num_sparse else 0,
+        dense_size=dense_width if num_sparse < num_layers else 0,
+        latent=latent,
+        output_copy_size=latent.heads * latent.value_dim if latent else heads * head_dim if model_type == "glm4_moe" else 0,
     )
     in_layers = num_sparse * sparse_layer + (num_layers - num_sparse) * dense_layer
     return ModelShape(parameters=in_layers + decoder.root_parameters, decoder=decoder)
@@ -184,29 +196,17 @@ def _normalizes_heads(config: Mapping[str, object], model_type: str) -> bool:
     return model_type.startswith("qwen3") or (model_type == "glm4_moe" and config.get("use_qk_norm") is True)
 
 
-def _latent_parameters(config: Mapping[str, object], hidden: int, heads: int) -> int:
-    """Latent attention: down and up projections of queries, which may be one, and of keys with values, two norms, the output."""
-    nope, rope, value = (_size(config, key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
-    latent, query = _size(config, "kv_lora_rank"), heads * (nope + rope)
-    rank = 0 if config.get("q_lora_rank") is None else _size(config, "q_lora_rank")
-    biases = rank + latent + rope + hidden if config.get("attention_bias") is True else 0
-    queries = rank * (hidden + 1 + query) if rank else hidden * query
-    keys = hidden * (latent + rope) + latent + latent * heads * (nope + value)
-    return queries + keys + heads * value * hidden + biases
-
-
-def _latent_activations(config: Mapping[str, object], heads: int) -> int:
-    """Latents before their norms, normalized and scaled; the rotated part of keys; keys as they were where values are a view of both."""
-    rank = 0 if config.get("q_lora_rank") is None else _size(config, "q_lora_rank")
-    nope, rope = (_size(config, key) for key in _QK_SIZES)
-    beside = heads * nope if _size(config, "v_head_dim") >= nope + rope else 0
-    return 3 * (rank + _size(config, "kv_lora_rank")) + rope + beside
-
-
-def _output_copy_size(config: Mapping[str, object], model_type: str, heads: int, head_dim: int) -> int:
-    if model_type in LATENT_TYPES:
-        return heads * _size(config, "v_head_dim")
-    return heads * head_dim if model_type == "glm4_moe" else 0
+def _latent(config: Mapping[str, object], hidden: int, heads: int) -> LatentShape:
+    return LatentShape(
+        hidden_size=hidden,
+        heads=heads,
+        query_rank=0 if config.get("q_lora_rank") is None else _size(config, "q_lora_rank"),
+        kv_rank=_size(config, "kv_lora_rank"),
+        nope_dim=_size(config, "qk_nope_head_dim"),
+        rope_dim=_size(config, "qk_rope_head_dim"),
+        value_dim=_size(config, "v_head_dim"),
+        has_biases=config.get("attention_bias") is True,
+    )
 
 
 def _dense_mlp(config: Mapping[str, object], hidden: int) -> tuple[int, int]:

@@ -98,22 +98,31 @@ class PolicyNeeds:
     def layer_parameters(self) -> int:
         """Parameters of the largest layer that the processes of a tensor-parallel group gather together; 0 where sizes are not known."""
         decoder = self.shape.decoder
-        return 0 if decoder is None else self._gathered_together(decoder.layer_parameters, decoder.layer_expert_parameters)
+        return 0 if decoder is None else self._gathered_together(decoder.layer_parameters, decoder.layer_expert_parameters, layers=1)
 
     @property
     def computed_parameters(self) -> int:
         """The same of the whole model."""
         decoder = self.shape.decoder
-        return self.parameters if decoder is None else self._gathered_together(self.parameters, decoder.expert_parameters)
+        if decoder is None:
+            return self.parameters
+        return self._gathered_together(self.parameters, decoder.expert_parameters, layers=decoder.num_layers)
 
-    def _gathered_together(self, parameters: int, experts: int) -> int:
+    def _gathered_together(self, parameters: int, experts: int, *, layers: int) -> int:
         """Each process gathers its share of the experts, which tensor parallelism does not divide; the group divides the others.
 
         Args:
             parameters: with experts.
             experts: of these those of experts.
+            layers: how many layers these are, of each of which a process gathers all that makes latents.
         """
-        return parameters - experts + self.tensor * ceil_div(experts, min(self.expert_parallel_size, self.world_size))
+        together = parameters - experts + self.tensor * ceil_div(experts, min(self.expert_parallel_size, self.world_size))
+        return together + self._copied_parameters(layers)
+
+    def _copied_parameters(self, layers: int) -> int:
+        """Parameters that tensor-parallel processes have besides the model's, because each has what makes latents of so many layers."""
+        decoder = self.shape.decoder
+        return 0 if decoder is None else (self.tensor - 1) * layers * decoder.whole_parameters
 
     @property
     def compute_bytes(self) -> int:
@@ -133,8 +142,8 @@ class PolicyNeeds:
         return ceil_div(samples, self.data // self.context) * self.full_tokens
 
     @property
-    def trains_norms(self) -> bool:
-        """Whether norms have gradients, for which their normalized input is kept."""
+    def trains_all(self) -> bool:
+        """Whether all parameters have gradients, for which inputs of norms and experts are kept."""
         return True
 
     @property
@@ -262,10 +271,13 @@ class PolicyNeeds:
 
     def _sharded(self, kind: Kind, name: str, size: int) -> Need:
         parameters, shards = self.parameters, self.data * self.tensor
+        copied = self._copied_parameters(0 if self.shape.decoder is None else self.shape.decoder.num_layers)
+        text, parameters = show_count(parameters), parameters + copied
+        text = f"({text} + {show_count(copied)} of copies)" if copied else text
         return Need(
             kind=kind,
             name=name,
-            formula=f"{show_count(parameters)} x {size} B{self._over(shards)}",
+            formula=f"{text} x {size} B{self._over(shards)}",
             num_bytes=ceil_div(parameters, shards) * size,
             remedy=MORE_SHARDS,
         )
@@ -428,7 +440,7 @@ class PolicyNeeds:
             tree,
             attending,
             number=self.compute_bytes,
-            trains_norms=self.trains_norms,
+            trains_all=self.trains_all,
             tensor=self.tensor,
             token_parts=self.token_parts,
             context=self.context,

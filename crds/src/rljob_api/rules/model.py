@@ -6,6 +6,7 @@ The runtime refuses the same when it loads the model (``rljob_runtime.training.m
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
@@ -25,8 +26,8 @@ ConfigReader = Callable[[Model | ServedModel], Config | None]
 
 TENSOR_PARALLEL_MODELS = (
     *("apertus", "arcee", "cohere", "cohere2", "cwm", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4"),
-    *("gpt_neox", "granite", "helium", "hyperclovax", "jais2", "llama", "ministral", "ministral3", "mistral", "olmo", "olmo2"),
-    *("olmo3", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2", "vaultgemma"),
+    *("gpt_neox", "granite", "helium", "hyperclovax", "jais2", "llama", "minicpm3", "ministral", "ministral3", "mistral", "olmo"),
+    *("olmo2", "olmo3", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2", "vaultgemma"),
 )
 """``model_type`` of the dense models whose layers the trainer can divide, by their plans in transformers."""
 UNDIVIDED_MODELS = {
@@ -34,18 +35,24 @@ UNDIVIDED_MODELS = {
     "gemma4_text": "the heads of its layers have different sizes and numbers",
     "granite_swa": "its attention sinks are parameters of the attention itself",
     "hrm_text": "its layers belong to two modules that are computed in turns",
-    "minicpm3": "its latent attention has projections that its plan leaves whole",
     "olmo_hybrid": "its layers of linear attention have convolutions and states that its plan leaves whole",
     "phi": "its head has a bias",
     "qwen3_5_text": "its layers of linear attention have convolutions and states that its plan leaves whole",
 }
 """``model_type`` of dense models with a plan in transformers whose layers cannot be divided, and why."""
 MIXTURE_MODELS = ("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "mixtral", "qwen2_moe", "qwen3_moe")
-"""``model_type`` of the mixtures of experts that can be trained."""
-DIVIDED_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
-"""Of these those whose layers the trainer can divide: attention, dense MLPs and shared experts. Experts stay whole."""
-_HEADS = ("num_attention_heads", "num_key_value_heads")
-_DIVIDED_SIZES = {"mixtral": _HEADS, "qwen2_moe": (*_HEADS, "intermediate_size", "shared_expert_intermediate_size")}
+"""``model_type`` of the mixtures of experts that can be trained. Of all of them tensor parallelism divides attention, dense MLPs and shared
+experts; experts stay whole."""
+_HEADS, _LATENT_HEADS = ("num_attention_heads", "num_key_value_heads"), ("num_attention_heads",)
+_SHARED = ("n_shared_experts", "moe_intermediate_size")
+_DIVIDED_SIZES: dict[str, tuple[str | tuple[str, str], ...]] = {
+    "mixtral": _HEADS,
+    "qwen2_moe": (*_HEADS, "intermediate_size", "shared_expert_intermediate_size"),
+    "glm4_moe": (*_HEADS, "intermediate_size", _SHARED),
+    "minicpm3": (*_LATENT_HEADS, "intermediate_size"),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), (*_LATENT_HEADS, "intermediate_size", _SHARED)),
+}
+"""Config keys, or two whose product it is, of the sizes that are divided, for types that differ from Llama."""
 BIASED_MODELS = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")
 """``model_type`` of those whose routers have a correction bias."""
 ENGINE_KEYS: dict[str, dict[str, tuple[object, ...]]] = {
@@ -86,12 +93,23 @@ def model_problems(spec: RLJobSpec, config_of: ConfigReader) -> list[FieldError]
 
 def can_divide(model_type: str) -> bool:
     """Whether the trainer's tensor parallelism divides the layers of models of a type."""
-    return model_type in TENSOR_PARALLEL_MODELS or model_type in DIVIDED_MIXTURES
+    return model_type in TENSOR_PARALLEL_MODELS or model_type in MIXTURE_MODELS
 
 
-def divided_sizes(model_type: str) -> tuple[str, ...]:
-    """Config keys of what tensor parallelism divides in models of a type; embedding and head stay whole where it does not divide them."""
-    return _DIVIDED_SIZES.get(model_type, (*_HEADS, "intermediate_size"))
+def divided_sizes(model_type: str, value_of: Callable[[str], object]) -> dict[str, int]:
+    """What tensor parallelism divides in a model, by config keys; embedding and head stay whole where it does not divide them.
+
+    Args:
+        model_type: of the text model.
+        value_of: the value of a config key; None without it, and then what needs it is left out.
+    """
+    sizes = {}
+    for keys in _DIVIDED_SIZES.get(model_type, (*_HEADS, "intermediate_size")):
+        factors = [value_of(key) for key in ((keys,) if isinstance(keys, str) else keys)]
+        known = [factor for factor in factors if isinstance(factor, int) and not isinstance(factor, bool) and factor > 0]
+        if len(known) == len(factors):
+            sizes[keys if isinstance(keys, str) else " times ".join(keys)] = math.prod(known)
+    return sizes
 
 
 def parallel_path(spec: RLJobSpec, index: int, kind: Literal["tensor", "context", "expert"]) -> str:
@@ -297,7 +315,7 @@ def _growing_rope(decoder: Config) -> str | None:
 def _divided_layers(path: str, tensor: int, decoder: Config) -> Iterator[FieldError]:
     if tensor == 1:
         return
-    divisible = ", ".join((*TENSOR_PARALLEL_MODELS, *DIVIDED_MIXTURES))
+    divisible = ", ".join((*TENSOR_PARALLEL_MODELS, *MIXTURE_MODELS))
     if not can_divide(_type(decoder)):
         why = UNDIVIDED_MODELS.get(_type(decoder))
         which = f"they can for {divisible}"
@@ -305,10 +323,9 @@ def _divided_layers(path: str, tensor: int, decoder: Config) -> Iterator[FieldEr
         types = "these types" if why is None else f"the types {divisible}"
         yield _error(path, tensor, problem, f"write 1, or use a model of one of {types}")
         return
-    for key in divided_sizes(_type(decoder)):
-        size = _count(decoder, key)
-        if size is not None and size % tensor:
-            yield _error(path, tensor, f"does not divide {key} {size} of config.json", f"use {_divisors(size, tensor)}")
+    for name, size in divided_sizes(_type(decoder), decoder.get).items():
+        if size % tensor:
+            yield _error(path, tensor, f"does not divide {name} {size} of config.json", f"use {_divisors(size, tensor)}")
 
 
 def _experts(decoder: Config) -> str | None:

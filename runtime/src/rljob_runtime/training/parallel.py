@@ -118,6 +118,11 @@ class Layout:
         """For sums over the parts of a layer; only with tensor parallelism."""
         return self.mesh.get_group("tp")
 
+    @property
+    def token_groups(self) -> tuple[dist.ProcessGroup, ...]:
+        """Sums over which, one after the other, are sums over all ranks, whose routers see different tokens each."""
+        return (self.fsdp_group,) if self.tp_size == 1 else (self.fsdp_group, self.tp_group)
+
     def place_of_expert(self, expert: int, num_experts: int) -> tuple[int, int]:
         """Which rank of all has an expert, and which of its own it is there.
 

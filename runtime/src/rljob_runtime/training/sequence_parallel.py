@@ -77,6 +77,13 @@ class DividedTokens:
         whole: torch.Tensor = _Join.apply(own.unflatten(0, (rows, -1)), self._width, self._group)  # type: ignore[no-untyped-call]
         return whole.flatten(0, 1)
 
+    def own_positions(self, positions: torch.Tensor) -> torch.Tensor:
+        """Of flat positions (N,) in all tokens (rows * width) those of this rank's, as positions in (rows * ceil(width / tp))."""
+        share = -(-self._width // self._group.size())
+        rows, places = positions // self._width, positions % self._width - self._group.rank() * share
+        is_own = (places >= 0) & (places < share)
+        return (rows * share + places)[is_own]
+
     def cut_routes(self, whole: torch.Tensor, rows: int) -> torch.Tensor:
         """Routes of this rank's tokens (rows * ceil(width / tp), L, K) from those of all, (rows * width, L, K); no route for padding."""
         by_row = whole.flatten(1).unflatten(0, (rows, -1))

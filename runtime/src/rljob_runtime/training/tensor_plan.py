@@ -8,7 +8,11 @@ computes the same of it. Here these are divided as well, and what they are gathe
   checkpoint has them, and ranks exchange outputs (:mod:`.tensor_layers`);
 * norms over a whole projection (OLMo 2): one sum of squares per token;
 * norms within heads with a weight for each head (Cohere): a rank's heads alone;
-* learned numbers of an activation function (Apertus): whole on each rank, which sees only its channels.
+* learned numbers of an activation function (Apertus), and norms within heads with one weight for all of them (GLM-4-MoE): whole on each
+  rank, which sees only its channels or heads;
+* latent attention (DeepSeek-V2 and V3, arXiv 2405.04434, section 2.1): what computes latents of queries, keys and values is whole on each
+  rank, as plans have it. Each rank expands latents to its heads alone, so that gradients of latents, and of all before them, are parts of
+  a sum over tp: of parameters summed once per update, of hidden states with those of the other column layers of the block.
 
 Experts, which plans divide by channels, are not divided here: in the block of a mixture tokens are (:mod:`.expert_parallel`). Its router is
 whole on each rank, which sees only its tokens; the linear layers of a shared expert are divided as those of a dense MLP.
@@ -24,7 +28,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import XIELUActivation
 
-from rljob_api.rules.model import DIVIDED_MIXTURES, TENSOR_PARALLEL_MODELS, UNDIVIDED_MODELS, can_divide, divided_sizes
+from rljob_api.rules.model import MIXTURE_MODELS, TENSOR_PARALLEL_MODELS, UNDIVIDED_MODELS, can_divide, divided_sizes
 from rljob_runtime.errors import ModelError
 from rljob_runtime.training.mixtures import is_experts, mixture_blocks
 
@@ -58,6 +62,14 @@ IN_LAYERS = "layers.*."
 """How a plan's names of modules of the decoder layers begin."""
 _SHARED = {"gate_proj": Style.COLUMN, "up_proj": Style.COLUMN, "down_proj": Style.ROW}
 """Linear layers of an expert that all tokens pass."""
+_LATENT = {
+    **dict.fromkeys(("q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm"), Style.PARTIAL),
+    **dict.fromkeys(("q_proj", "q_b_proj", "kv_b_proj"), Style.COLUMN),
+    "o_proj": Style.ROW,
+}
+"""Modules of latent attention. Plans of some types leave them out, because transformers does not sum gradients of whole modules."""
+_EXPANSION = "kv_b_proj"
+"""Which of them every latent attention has."""
 _NORMALIZED = {"q_norm": "q_proj", "k_norm": "k_proj"}
 """Norms and the projections before them."""
 
@@ -78,7 +90,7 @@ def layer_styles(model: PreTrainedModel, layer: nn.Module) -> dict[str, Style]:
     plan = {name.removeprefix(IN_LAYERS): style for name, style in config.base_model_tp_plan.items() if name.startswith(IN_LAYERS)}
     modules = dict(layer.named_modules())
     styles = {name: PLANNED[style] for name, style in plan.items() if style in PLANNED and not is_experts(_owner(modules, name))}
-    styles |= _in_mixtures(layer)
+    styles |= _in_mixtures(layer) | _in_latent_attention(layer)
     styles |= {name: style for name, module in layer.named_modules() if name not in styles and (style := _between(layer, name, module))}
     blocks = {name.rpartition(".")[0] for name in styles}
     owners = {name.rpartition(".")[0] for name, _ in layer.named_parameters()} - {n for n, m in modules.items() if is_experts(m)}
@@ -108,6 +120,12 @@ def _in_mixtures(layer: nn.Module) -> dict[str, Style]:
     return found
 
 
+def _in_latent_attention(layer: nn.Module) -> dict[str, Style]:
+    """Of the modules of a layer's latent attention; empty where it has another."""
+    blocks = {name: block for name, block in layer.named_modules() if isinstance(getattr(block, _EXPANSION, None), nn.Linear)}
+    return {f"{begin}.{name}": _LATENT[name] for begin, block in blocks.items() for name, _ in block.named_children() if name in _LATENT}
+
+
 def _between(layer: nn.Module, name: str, module: nn.Module) -> Style | None:
     """Style of what stands between divided linear layers and is in no plan; None: not known."""
     block, _, last = name.rpartition(".")
@@ -115,7 +133,11 @@ def _between(layer: nn.Module, name: str, module: nn.Module) -> Style | None:
         return Style.PARTIAL
     projection = getattr(layer.get_submodule(block), _NORMALIZED.get(last, ""), None) if block else None
     weight = getattr(module, "weight", None)
-    if weight is None or not isinstance(projection, nn.Linear) or weight.numel() != projection.out_features:
+    if weight is None or not isinstance(projection, nn.Linear):
+        return None
+    if weight.ndim == 1 and weight.numel() == getattr(layer.get_submodule(block), "head_dim", None):
+        return Style.PARTIAL
+    if weight.numel() != projection.out_features:
         return None
     if weight.ndim == 2:
         return Style.HEAD_NORM
@@ -133,12 +155,11 @@ def check_plan(model: PreTrainedModel, tp_size: int) -> None:
     if kind in UNDIVIDED_MODELS:
         raise ModelError(f"model type {kind} cannot be divided by tensor parallelism: {UNDIVIDED_MODELS[kind]}; {remedy}")
     if not can_divide(kind) or not _is_plain(model.get_input_embeddings()):
-        known = ", ".join((*TENSOR_PARALLEL_MODELS, *DIVIDED_MIXTURES))
+        known = ", ".join((*TENSOR_PARALLEL_MODELS, *MIXTURE_MODELS))
         raise ModelError(f"model type {kind} has no tensor-parallel plan (there is one for {known}); {remedy}")
-    for key in divided_sizes(kind):
-        value = getattr(config, key, None)
-        if value is not None and value % tp_size != 0:
-            raise ModelError(f"tensor_parallel_size is {tp_size} but the model has {key} {value}; choose a divisor of it")
+    for name, size in divided_sizes(kind, lambda key: getattr(config, key, None)).items():
+        if size % tp_size != 0:
+            raise ModelError(f"tensor_parallel_size is {tp_size} but the model has {name} {size}; choose a divisor of it")
 
 
 def fused_sizes(config: PretrainedConfig, name: str, module: nn.Linear) -> tuple[int, ...] | None:

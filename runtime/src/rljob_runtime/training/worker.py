@@ -82,7 +82,7 @@ class PolicyWorker(ModelRank):
             backward_done = time.perf_counter()
             norms.append(self._update(ready, ready.optimizer, step, index))
             if load is not None:
-                meter.add_balance(load.apply(self.config.router_bias_update_rate, layout_of(ready.model).fsdp_group))
+                meter.add_balance(load.apply(self.config.router_bias_update_rate, layout_of(ready.model).token_groups))
             forward_backward_s += backward_done - started
             optimizer_s += time.perf_counter() - backward_done
         ready.steps_done = step + 1

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Qwen3MoeConfig
 
 from rljob_api.memory.shape import LATENT_TYPES
-from rljob_api.rules.model import BIASED_MODELS, DIVIDED_MIXTURES, MIXTURE_MODELS
+from rljob_api.rules.model import BIASED_MODELS, MIXTURE_MODELS, can_divide
 from rljob_runtime.errors import ModelError
 from rljob_runtime.training.balance import routing_sums
 from rljob_runtime.training.config import LoraConfig, PolicyConfig
 from rljob_runtime.training.model import decoder_layers, load_model
 from rljob_runtime.training.router_bias import ExpertLoad
 from rljob_runtime.training.routers import Choices, find_routers, keep_biases_float32
+from rljob_runtime.training.sequence_parallel import DividedTokens
 from rljob_runtime.weightsync.checkpoint_names import checkpoint_parts, is_router_bias
 from tests.unit.api.model_configs import CONFIGS
 
@@ -61,7 +64,7 @@ def test_biases_move_by_the_rate_against_the_load_of_their_layer() -> None:
     choices = chosen([[0], [0], [1], [2]], [[1], [2], [0], [1]])
     load = ExpertLoad(choices, torch.device("cpu"))
     load.add(torch.tensor([0, 1, 2]))  # 2, 1, 0 and 1, 1, 1
-    metrics = load.apply(0.25, cast(Any, Group()))
+    metrics = load.apply(0.25, [cast(Any, Group())])
     first, second = (router.bias for router in choices.routers)
     assert first is not None
     assert second is not None
@@ -75,7 +78,23 @@ def test_passes_of_an_update_add_up_and_a_position_counts_as_often_as_it_is_name
     load = ExpertLoad(choices, torch.device("cpu"))
     load.add(torch.tensor([0, 1, 1]))
     load.add(torch.tensor([1]))
-    assert load.apply(0.0, cast(Any, Group()))["train/layer_expert_load_max"] == pytest.approx(4 / (8 / 3))  # 1, 4, 3
+    assert load.apply(0.0, [cast(Any, Group())])["train/layer_expert_load_max"] == pytest.approx(4 / (8 / 3))  # 1, 4, 3
+
+
+def test_ranks_that_divide_tokens_count_each_token_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows of three tokens, of which the first of two ranks has two each, and the second one with a token of padding."""
+    counted: list[list[list[float]]] = []
+    monkeypatch.setattr(dist, "all_reduce", lambda counts, group: counted.append(counts.tolist()))
+    experts, positions = torch.tensor([[0], [1], [2], [0], [0], [1]]), torch.tensor([0, 1, 2, 4, 4, 5])
+    for rank, own in enumerate(([0, 1, 3, 4], [2, 2, 5, 5])):
+        group, layer = SimpleNamespace(size=lambda: 2, rank=lambda rank=rank: rank), nn.Identity()
+        tokens = DividedTokens(cast(Any, group))
+        tokens.attach(layer, nn.Identity())
+        layer(torch.zeros(2, 3, 1))
+        load = ExpertLoad(chosen(experts[own].tolist()), torch.device("cpu"), tokens)
+        load.add(positions)
+        load.apply(0.0, [cast(Any, group)])
+    assert counted == [[[3.0, 1.0, 0.0]], [[0.0, 1.0, 1.0]]]
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
@@ -133,4 +152,4 @@ def test_types_that_can_be_trained_have_the_routers_that_rules_and_pages_say() -
         assert len(biases) == (len(routers) if kind in BIASED_MODELS else 0), kind
         assert rows[kind][-1].startswith("yes") is (kind in BIASED_MODELS), kind
         assert ("latent" in rows[kind][2]) is (kind in LATENT_TYPES), kind
-        assert (rows[kind][4] == "yes") is (kind in DIVIDED_MIXTURES), kind
+        assert (rows[kind][4] == "yes") is can_divide(kind), kind
