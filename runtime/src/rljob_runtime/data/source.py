@@ -138,7 +138,7 @@ class _Stream:
     def _encode(self, indexes: Sequence[int]) -> list[_Encoded]:
         missing = [i for i in indexes if i not in self._cache]
         rows = [self.rows[i] for i in missing]
-        texts = self.encoder.encode([row.question for row in rows])
+        texts = self.encoder.encode(rows)
         fresh = {
             i: _Encoded(row=row, text=text, token_ids=token_ids) for i, row, (text, token_ids) in zip(missing, rows, texts, strict=True)
         }
@@ -268,9 +268,13 @@ def _derived_seed(seed: int, name: str) -> int:
 
 def _fingerprint(sources: Sequence[SourceConfig], *, seed: int, max_prompt_tokens: int, prompt_format: PromptFormat) -> str:
     """Return a digest of all that decides the order, except a file's place: a checkpoint may be resumed in another folder."""
-    described: list[object] = [seed, max_prompt_tokens, asdict(prompt_format)]
+    shape = asdict(prompt_format)
+    if not prompt_format.template_parameters:  # as it was before there were any: checkpoints of earlier versions are resumed
+        del shape["template_parameters"]
+    described: list[object] = [seed, max_prompt_tokens, shape]
     for source in sources:
-        values: dict[str, object] = {f.name: getattr(source, f.name) for f in fields(source)}
+        # takes_messages follows from the prompt format.
+        values: dict[str, object] = {f.name: getattr(source, f.name) for f in fields(source) if f.name != "takes_messages"}
         if isinstance(source, JsonlSource):
             values["path"] = hashlib.sha256(source.path.read_bytes()).hexdigest() if source.path.is_file() else ""
         described.append([type(source).__name__, values])

@@ -302,7 +302,7 @@ async def _served(workers: Sequence[Worker]) -> Served:
 def training_source(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> PromptSource:
     """The training prompts."""
     return PromptSource(
-        [worker_settings.source_config(s) for s in spec.data.train],
+        [worker_settings.source_config(s, takes_messages=spec.data.prompt.chat_template) for s in spec.data.train],
         tokenizer,
         seed=spec.seed,
         max_prompt_tokens=spec.rollout.max_prompt_tokens,
@@ -312,7 +312,7 @@ def training_source(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> Prom
 
 def validation_prompts(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
     """The validation prompts: the first ``maxPrompts`` of a seeded order, each at most once."""
-    sources = [worker_settings.source_config(s) for s in spec.data.validation]
+    sources = [worker_settings.source_config(s, takes_messages=spec.data.prompt.chat_template) for s in spec.data.validation]
     available = sum(len(open_rows(source, spec.seed)) for source in sources)
     source = PromptSource(
         sources,

@@ -84,7 +84,7 @@ def preflight(spec: RLJobSpec, job_folder: Path | None, earlier_commits: Mapping
     check_teachers(found, spec)
     tags: dict[str, str] = {}
     for index, source in enumerate((*spec.data.train, *spec.data.validation)):
-        config = worker_settings.source_config(source)
+        config = worker_settings.source_config(source, takes_messages=spec.data.prompt.chat_template)
         found_tags = tags_of(config, open_rows(config, spec.seed))
         if index < len(spec.data.train):
             check_taught(spec, source.name, found_tags)
