@@ -104,6 +104,26 @@ def test_normal_startup_is_not_waiting(reason: str) -> None:
     assert views.pod_view(pod({"containerStatuses": [container(state={"waiting": {"reason": reason}})]})).waiting is None
 
 
+BOUND = {"type": "PodScheduled", "status": "True", "lastTransitionTime": CREATED}
+CREATING = [container(state={"waiting": {"reason": "ContainerCreating"}})]
+
+
+@pytest.mark.parametrize(
+    ("status", "since"),
+    [
+        ({"conditions": [BOUND], "containerStatuses": CREATING}, NOON),
+        ({"conditions": [BOUND]}, NOON),  # the kubelet has not looked at it yet
+        ({"containerStatuses": CREATING}, None),
+        ({"conditions": [BOUND], "containerStatuses": CREATING, "phase": "Running"}, None),
+        ({"conditions": [BOUND], "containerStatuses": [container(state={"waiting": {"reason": "ErrImagePull"}})]}, None),
+        ({"conditions": [BOUND], "initContainerStatuses": [container(state={"running": {}})], "containerStatuses": CREATING}, None),
+        ({"conditions": [BOUND], "initContainerStatuses": [container(state={"terminated": {}})], "containerStatuses": CREATING}, None),
+    ],
+)
+def test_since_when_a_pods_containers_are_being_created(status: dict[str, Any], since: datetime | None) -> None:
+    assert views.pod_view(pod({"phase": "Pending", **status})).creating_since == since
+
+
 def test_both_texts_of_a_failing_pull_are_one() -> None:
     error = 'failed to pull "x:1": not found'
     waits = [
