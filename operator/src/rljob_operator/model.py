@@ -118,6 +118,8 @@ class PodView:
 
     A pod that failed as a whole, for example Evicted, has an empty container name and exit code -1.
     """
+    end_message: str = ""
+    """Why a pod that failed as a whole did: the kubelet's words for an eviction."""
     terminated_at: datetime | None = None
     """When that container terminated."""
     deletion_time: datetime | None = None

@@ -102,6 +102,7 @@ def pod_view(raw: Raw) -> PodView:
         waiting=_waiting(status),
         creating_since=times.parse(scheduled.get("lastTransitionTime")) if scheduled is not None and _is_creating(status) else None,
         terminated=None if terminated is None else terminated[:3],
+        end_message=clean(_text(status, "message"), MAX_TEXT).rstrip(" .") if status.get("phase") == "Failed" else "",
         terminated_at=None if terminated is None else terminated[3],
         deletion_time=times.parse(metadata.get("deletionTimestamp")),
         disruption=None if disruption is None else _disruption(disruption),

@@ -153,7 +153,9 @@ def test_a_container_that_exited_with_0_did_not_fail() -> None:
 
 
 def test_an_evicted_pod_has_no_containers() -> None:
-    assert views.pod_view(pod({"phase": "Failed", "reason": "Evicted"})).terminated == ("", "Evicted", -1)
+    view = views.pod_view(pod({"phase": "Failed", "reason": "Evicted", "message": 'Usage of EmptyDir volume "a" exceeds the limit. '}))
+    assert (view.terminated, view.end_message) == (("", "Evicted", -1), 'Usage of EmptyDir volume "a" exceeds the limit')
+    assert views.pod_view(pod({"phase": "Pending", "message": "waiting"})).end_message == ""
 
 
 def test_a_short_log_is_kept_as_it_is() -> None:

@@ -150,13 +150,12 @@ def _has_ended(pod: PodView, child: ChildView) -> bool:
 
 def _is_over_its_limit(pod: PodView) -> bool:
     """Whether the kubelet evicted the pod because it wrote more than its own limits allow."""
-    return pod.disruption is not None and _OWN_LIMIT.search(pod.disruption) is not None
+    return _OWN_LIMIT.search(pod.end_message) is not None
 
 
 def _over_its_limit_text(pod: PodView) -> str:
     """What the kubelet said of it, and a remedy."""
-    said = (pod.disruption or "").rstrip(" .")
-    return f"Pod {pod.name} was evicted for what it wrote: {said}. Raise resources.limits.ephemeral-storage, or write to spec.storage."
+    return f"Pod {pod.name} was evicted for what it wrote: {pod.end_message}. Raise resources.limits.ephemeral-storage, or write to spec.storage."
 
 
 def _oom_killed(situation: Situation) -> PodView | None:

@@ -170,7 +170,7 @@ def terminated_text(pod: PodView) -> str:
         return f"Pod {pod.name} terminated"
     container, reason, code = pod.terminated
     if not container:
-        return f"Pod {pod.name} terminated: {reason}" + (f": {pod.disruption.rstrip(' .')}" if pod.disruption else "")
+        return f"Pod {pod.name} terminated: {reason}" + (f": {pod.end_message}" if pod.end_message else "")
     return f"Pod {pod.name}, container {container} terminated: {reason}, exit code {code}"
 
 
