@@ -155,7 +155,8 @@ def _is_over_its_limit(pod: PodView) -> bool:
 
 def _over_its_limit_text(pod: PodView) -> str:
     """What the kubelet said of it, and a remedy."""
-    return f"Pod {pod.name} was evicted for what it wrote: {pod.end_message}. Raise resources.limits.ephemeral-storage, or write to spec.storage."
+    remedy = "raise resources.limits.ephemeral-storage, or write to spec.storage"
+    return f"Pod {pod.name} was evicted for what it wrote: {pod.end_message}; {remedy}."
 
 
 def _oom_killed(situation: Situation) -> PodView | None:

@@ -78,7 +78,7 @@ def test_an_eviction_for_a_limit_of_the_pod_itself_says_so_and_is_no_disruption(
     """It would come again with each attempt, and disruptions have nearly no budget and no growing backoff."""
     evicted = {"phase": "Failed", "ready": False, "terminated": ("", "Evicted", -1), "end_message": said}
     head = found(scene().running().pod("head", head=True, **evicted))
-    text = f"was evicted for what it wrote: {said}. Raise resources.limits.ephemeral-storage"
+    text = f"was evicted for what it wrote: {said}; raise resources.limits.ephemeral-storage"
     assert (head.reason, head.pod_name) == (Reason.HEAD_LOST, "head")
     assert f"The driver was lost: Pod head {text}" in head.message
     # Its stop hook had the time to leave the file by which the driver takes this for a drain.
