@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Protocol
 
@@ -80,6 +80,9 @@ class _Stream:
     encoder: PromptEncoder
     seed: int
     max_prompt_tokens: int
+    announce: Callable[[str], None]
+    is_announced: bool = False
+    """Whether it was said that prompts are left out."""
     position: _Position = field(default_factory=_Position)
     """After the last prompt handed out."""
     _ahead: _Position = field(default_factory=_Position)
@@ -113,21 +116,36 @@ class _Stream:
                 dropped += 1
                 if emitted == 0:
                     self._check_not_all_dropped(dropped)
+                self._announce_dropped(len(encoded.token_ids))
                 continue
             emitted += 1
             # The end of an epoch is the start of the next: one spelling of each position.
             after = (epoch + 1, 0) if cursor == len(self.rows) else (epoch, cursor)
             self._ready.append((encoded, _Position(epoch=after[0], cursor=after[1], emitted=emitted, dropped=dropped)))
         if cursor == len(self.rows):
+            if epoch == 0 and dropped:
+                self.announce(
+                    f"data source {self.config.name!r}: {dropped} of {len(self.rows)} prompts are left out: they are {self._too_long}"
+                )
             epoch, cursor = epoch + 1, 0
         self._ahead = _Position(epoch=epoch, cursor=cursor, emitted=emitted, dropped=dropped)
+
+    @property
+    def _too_long(self) -> str:
+        return f"longer than spec.rollout.maxPromptTokens ({self.max_prompt_tokens})"
+
+    def _announce_dropped(self, num_tokens: int) -> None:
+        """Say once that prompts are left out; how many is known at the end of the first epoch."""
+        if not self.is_announced:
+            self.is_announced = True
+            self.announce(f"data source {self.config.name!r}: a prompt of {num_tokens} tokens is left out: it is {self._too_long}")
 
     def _check_not_all_dropped(self, dropped: int) -> None:
         """Raise DataError once a whole epoch, or very many prompts from the start on, were too long."""
         if dropped >= min(len(self.rows), _MAX_DROPPED_AT_START):
             raise DataError(
-                f"data source {self.config.name!r}: all of its first {dropped} prompts are longer than max_prompt_tokens "
-                f"({self.max_prompt_tokens} tokens); raise it or use shorter prompts"
+                f"data source {self.config.name!r}: all of its first {dropped} prompts are {self._too_long} tokens; "
+                "raise it or use shorter prompts"
             )
 
     def _epoch_order(self, epoch: int) -> np.ndarray:
@@ -161,8 +179,9 @@ class PromptSource:
         seed: int,
         max_prompt_tokens: int,
         prompt_format: PromptFormat | None = None,
+        announce: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Open every source.
+        """Open every source; ``announce`` is told of prompts that are left out, and how many there are in the first epoch.
 
         Raises DataError for unusable sources, files, tasks or templates. Prompts of more than ``max_prompt_tokens`` are
         left out and counted in ``dropped_too_long``; when that leaves none, ``next`` raises DataError.
@@ -177,11 +196,19 @@ class PromptSource:
         for source in sources:
             own_seed = _derived_seed(seed, source.name)
             rows = open_rows(source, own_seed)
-            self._streams.append(_Stream(config=source, rows=rows, encoder=encoder, seed=own_seed, max_prompt_tokens=max_prompt_tokens))
+            stream = _Stream(
+                config=source, rows=rows, encoder=encoder, seed=own_seed, max_prompt_tokens=max_prompt_tokens, announce=announce
+            )
+            self._streams.append(stream)
 
     def next(self, count: int) -> list[Prompt]:
         """Return the next ``count`` prompts of the order. Raises DataError when a source has only too long ones."""
         return [self._next_one() for _ in range(count)]
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts of all sources, too long ones included."""
+        return sum(len(s.rows) for s in self._streams)
 
     @property
     def fingerprint(self) -> str:

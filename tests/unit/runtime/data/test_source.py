@@ -113,7 +113,7 @@ def test_only_too_long_prompts_is_an_error_not_a_hang(folder, rows):
     path = numbers_file(folder / f"all-long-{rows}.jsonl", rows, long_every=1)
     stream = make_source([JsonlSource(name="essays", path=path)])
     with pytest.raises(
-        DataError, match=rf"'essays': all of its first {min(rows, 2000)} prompts are longer than max_prompt_tokens \(14 tokens\)"
+        DataError, match=rf"'essays': all of its first {min(rows, 2000)} prompts are longer than spec.rollout.maxPromptTokens \(14\) tokens"
     ):
         stream.next(1)
 
@@ -152,6 +152,17 @@ def test_templates_shape_the_prompt(folder):
     prompt = PromptSource([source], tokenizer, seed=0, max_prompt_tokens=99, prompt_format=chat).next(1)[0]
     assert prompt.text == "[system]Be brief.[user]Calculate 0 + 1.[assistant]"
     assert tokenizer.decode(prompt.token_ids) == prompt.text
+
+
+def test_prompts_that_are_left_out_are_announced_once_and_counted_at_the_end_of_the_first_epoch(folder):
+    source = JsonlSource(name="mixed", path=numbers_file(folder / "announced.jsonl", 9, long_every=3))
+    said: list[str] = []
+    stream = make_source([source], announce=said.append)
+    stream.next(20)
+    assert said == [
+        f"data source 'mixed': a prompt of {said[0].split()[6]} tokens is left out: it is longer than spec.rollout.maxPromptTokens (14)",
+        "data source 'mixed': 3 of 9 prompts are left out: they are longer than spec.rollout.maxPromptTokens (14)",
+    ]
 
 
 def chat_source(path, kind, **options):
