@@ -1,0 +1,41 @@
+"""Where the ranks of a process group meet: rank 0's store, on the port that its process has held since it was chosen.
+
+A port that is only known to be free can be another job's, or another group's of the same job, when torch listens on it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch.distributed import TCPStore
+
+from rljob_runtime.cluster.ports import take_listener
+
+
+@contextmanager
+def meeting_store(host: str, port: int, timeout_s: float) -> Iterator[TCPStore | None]:
+    """For the block, serve the port if this process holds it; ``init_process_group`` with ``tcp://`` finds the server and keeps it.
+
+    Args:
+        host: address of rank 0, as all ranks have it.
+        port: of the group.
+        timeout_s: deadline of the rendezvous.
+    """
+    listener = take_listener(port)
+    if listener is None:  # of another rank, or of a caller that has chosen the port itself
+        yield None
+        return
+    with listener:
+        held = os.dup(listener.fileno())  # the store closes what it gets
+        yield TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            multi_tenant=True,
+            master_listen_fd=held,
+            timeout=datetime.timedelta(seconds=timeout_s),
+        )
