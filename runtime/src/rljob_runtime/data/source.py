@@ -181,7 +181,7 @@ class PromptSource:
         prompt_format: PromptFormat | None = None,
         announce: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Open every source; ``announce`` is told of prompts that are left out, and how many there are in the first epoch.
+        """Open every source; ``announce`` gets lines about prompts that are left out, and how many there are in the first epoch.
 
         Raises DataError for unusable sources, files, tasks or templates. Prompts of more than ``max_prompt_tokens`` are
         left out and counted in ``dropped_too_long``; when that leaves none, ``next`` raises DataError.
