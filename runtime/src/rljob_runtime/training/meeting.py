@@ -10,9 +10,34 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+import torch.distributed as dist
 from torch.distributed import TCPStore
 
+from rljob_runtime.addresses import host_and_port
 from rljob_runtime.cluster.ports import take_listener
+
+
+def form_group(device: torch.device, host: str, port: int, *, rank: int, world_size: int, timeout_s: float) -> None:
+    """Join the other ranks; returns when all are there.
+
+    Args:
+        device: that this rank computes on.
+        host: address of rank 0, as all ranks have it.
+        port: of the group.
+        rank: of this process.
+        world_size: number of ranks.
+        timeout_s: deadline of the rendezvous and of every later collective.
+    """
+    with meeting_store(host, port, timeout_s):
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            init_method=f"tcp://{host_and_port(host, port)}",
+            rank=rank,
+            world_size=world_size,
+            timeout=datetime.timedelta(seconds=timeout_s),
+            device_id=device if device.type == "cuda" else None,  # NCCL guesses it otherwise, by the rank
+        )
 
 
 @contextmanager

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import datetime
 import socket
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from rljob_runtime.addresses import host_and_port
 from rljob_runtime.cluster import ports
-from rljob_runtime.training.meeting import meeting_store
+from rljob_runtime.training.meeting import form_group, meeting_store
 from tests.support.ports import needs_ipv6
 
 
@@ -20,10 +18,8 @@ def test_a_group_meets_on_the_port_that_was_held_for_it(host: str) -> None:
     port = ports.held_port(host)
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as other, pytest.raises(OSError, match="in use"):
         other.bind((host, port))
-    with meeting_store(host, port, 20.0) as store:
-        assert store is not None
-        timeout = datetime.timedelta(seconds=20)
-        dist.init_process_group("gloo", init_method=f"tcp://{host_and_port(host, port)}", rank=0, world_size=1, timeout=timeout)
+    form_group(torch.device("cpu"), host, port, rank=0, world_size=1, timeout_s=20.0)
+    assert ports.take_listener(port) is None
     try:
         value = torch.ones(1)
         dist.all_reduce(value)
