@@ -55,7 +55,7 @@ def meeting_store(host: str, port: int, timeout_s: float) -> Iterator[TCPStore |
         return
     with listener:
         held = os.dup(listener.fileno())  # the store closes what it gets
-        yield TCPStore(
+        store = TCPStore(
             host,
             port,
             is_master=True,
@@ -64,3 +64,4 @@ def meeting_store(host: str, port: int, timeout_s: float) -> Iterator[TCPStore |
             master_listen_fd=held,
             timeout=datetime.timedelta(seconds=timeout_s),
         )
+        yield store  # alive until the end of the block, whether or not the caller keeps it
