@@ -58,7 +58,8 @@ def hold(situation: Situation) -> Hold | None:
     if not situation.is_held:
         return None
     reason = Reason.SUSPENDED if situation.options.suspend else Reason.QUEUED
-    why = "spec.suspend is true." if situation.options.suspend else _queued(child.queue if child is not None else situation.options.queue)
+    queue = (child.queue if child is not None else "") or situation.options.queue
+    why = "spec.suspend is true." if situation.options.suspend else _queued(queue)
     if child is None:
         return Hold(reason=reason, is_released=True, message=why)
     if situation.options.suspend and situation.is_queued:
