@@ -9,13 +9,16 @@ import datetime
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore
 
 from rljob_runtime.addresses import host_and_port
 from rljob_runtime.cluster.ports import take_listener
+
+C10D: Any = dist
+"""Torch's annotations leave out its stores."""
 
 
 def form_group(device: torch.device, host: str, port: int, *, rank: int, world_size: int, timeout_s: float) -> None:
@@ -41,8 +44,8 @@ def form_group(device: torch.device, host: str, port: int, *, rank: int, world_s
 
 
 @contextmanager
-def meeting_store(host: str, port: int, timeout_s: float) -> Iterator[TCPStore | None]:
-    """For the block, serve the port if this process holds it; ``init_process_group`` with ``tcp://`` finds the server and keeps it.
+def meeting_store(host: str, port: int, timeout_s: float) -> Iterator[Any]:
+    """For the block, serve the port if this process holds it: the store, which ``init_process_group`` with ``tcp://`` finds, or None.
 
     Args:
         host: address of rank 0, as all ranks have it.
@@ -55,7 +58,7 @@ def meeting_store(host: str, port: int, timeout_s: float) -> Iterator[TCPStore |
         return
     with listener:
         held = os.dup(listener.fileno())  # the store closes what it gets
-        store = TCPStore(
+        store = C10D.TCPStore(
             host,
             port,
             is_master=True,
