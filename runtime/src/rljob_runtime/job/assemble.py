@@ -111,7 +111,7 @@ class _Job:
             score=score,
             gate=gate,
             preparing=preparing,
-            announce=partial(reporter.event, level=Level.WARNING),
+            announce=shown_once(partial(reporter.event, level=Level.WARNING)),
         )
 
     def judging(self, fleet: EngineFleet) -> Judging | None:
@@ -309,6 +309,18 @@ async def _served(workers: Sequence[Worker]) -> Served:
     """The engines of a component that serves."""
     places = await gather_all([worker.start("served") for worker in workers], IO_TIMEOUT_S)
     return Served(urls=tuple(url for url, _ in places), api_key=places[0][1])
+
+
+def shown_once(show: Callable[[str], None]) -> Callable[[str], None]:
+    """Show each text once: prompts are also read a second time, to find those of a journal."""
+    said: set[str] = set()
+
+    def announce(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            show(text)
+
+    return announce
 
 
 def training_source(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, announce: Callable[[str], None]) -> PromptSource:

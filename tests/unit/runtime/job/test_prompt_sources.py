@@ -49,3 +49,12 @@ def test_fewer_prompts_than_a_step_takes_and_those_that_are_left_out_are_announc
     said.clear()
     assert [p.question for p in assemble.validation_prompts(given, chat_tokenizer("chatml"), said.append)] == ["a"]
     assert "data source 'mine': 1 of 2 prompts are left out" in said[-1]
+
+
+def test_what_is_said_of_prompts_is_shown_once_though_they_are_read_twice(tmp_path: Path) -> None:
+    said: list[str] = []
+    announce = assemble.shown_once(said.append)
+    given = spec(tmp_path, [row("a")], per_step=3, chatTemplate=True)
+    for _ in range(2):
+        assemble.training_source(given, chat_tokenizer("chatml"), announce)
+    assert len(said) == 1
