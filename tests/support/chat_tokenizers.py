@@ -80,6 +80,12 @@ NO_TOOLS = """\
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"""
 """Knows no tools, and wants roles to take turns."""
 
+NO_SYSTEM = """\
+{%- if messages[0]['role'] == 'system' -%}{{- raise_exception('System role not supported') -}}{%- endif -%}
+{%- for message in messages -%}{{- '<start>' + message['role'] + '\n' + message['content'] + '<end>\n' -}}{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<start>model\n' -}}{%- endif -%}"""
+"""Gemma 2: refuses system messages."""
+
 FORGETFUL = """\
 {{- '<|im_start|>user\n' + messages[-1]['content'] + '<|im_end|>\n<|im_start|>assistant\n' -}}
 {%- if messages | length == 3 -%}{{- messages[1]['content'] + '<|im_end|>\n<|im_start|>user\n' + messages[2]['content'] -}}{%- endif -%}"""
@@ -100,7 +106,7 @@ TOOL_CALLS = """\
 """Qwen2.5 with tools: their JSON in front, calls written again from their parts."""
 
 TEMPLATES = {"chatml": CHATML, "trimming": TRIMMING, "reasoning": REASONING, "role-stops": ROLE_STOPS, "spaced": SPACED}
-TEMPLATES |= {"tools": TOOLS, "tool-calls": TOOL_CALLS, "no-tools": NO_TOOLS, "forgetful": FORGETFUL}
+TEMPLATES |= {"tools": TOOLS, "tool-calls": TOOL_CALLS, "no-tools": NO_TOOLS, "no-system": NO_SYSTEM, "forgetful": FORGETFUL}
 _SPECIAL = [
     "<|im_start|>", "<|im_end|>", "<|begin|>", "<|start_header|>", "<|end_header|>", "<|eot|>", "[gMASK]", "<|system|>", "<|user|>",
     "<|assistant|>", "<s>", "</s>",

@@ -373,7 +373,8 @@ class Reason(StrEnum):
     DATA_INVALID = "DataInvalid"
     """The data cannot be read or is empty."""
     REWARD_INVALID = "RewardInvalid"
-    """A reward function cannot be imported or called, a judge refuses the job, or its budget is spent; the message carries the error."""
+    """A reward function cannot be imported or called, rewards fail on all samples, a judge refuses the job, or its budget is spent; the
+    message carries the error."""
     CHECKPOINT_FAILED = "CheckpointFailed"
     """A checkpoint cannot be written or read, or belongs to another job."""
     WEIGHT_SYNC_FAILED = "WeightSyncFailed"

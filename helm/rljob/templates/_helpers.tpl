@@ -95,9 +95,10 @@ helm.sh/chart: {{ printf "%s-%s" $context.Chart.Name $context.Chart.Version | re
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
   verbs: [get, create, patch]
+# Status transitions; warnings about pods whose containers are not created.
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  verbs: [list, create]
 {{- end }}
 
 {{/* Egress rules of jobs as JSON, but for their own pods, which the operator adds; empty: unrestricted. */}}

@@ -283,7 +283,9 @@ def _live(situation: Situation) -> Decision:
         attempt=situation.attempt,
         set_suspend={},
         start_time=situation.started,
-        next_check=_earliest(situation, until, isolation.lost_at(situation), _active_deadline(situation)),
+        next_check=_earliest(
+            situation, until, startup.creation_check(situation), isolation.lost_at(situation), _active_deadline(situation)
+        ),
     )
 
 

@@ -136,11 +136,15 @@ class KubernetesClient:
         """See :class:`~rljob_operator.protocol.KubeClient`."""
         return await self._request("get", kind, "GET", f"{_path(kind, namespace)}/{name}", name)
 
-    async def pages(self, kind: Kind, namespace: str | None, label_selector: str = "") -> AsyncIterator[Manifest]:
+    async def pages(
+        self, kind: Kind, namespace: str | None, label_selector: str = "", *, field_selector: str = ""
+    ) -> AsyncIterator[Manifest]:
         """See :class:`~rljob_operator.protocol.KubeClient`."""
         query = {"limit": str(PAGE_SIZE)}
         if label_selector:
             query["labelSelector"] = label_selector
+        if field_selector:
+            query["fieldSelector"] = field_selector
         while True:
             path = f"{_path(kind, namespace)}?{urlencode(query)}"
             page = await self._request("list", kind, "GET", path, "", timeout_s=LIST_TIMEOUT_S)

@@ -109,11 +109,17 @@ class PodView:
     """When it was bound to a node."""
     waiting: tuple[str, str, str] | None
     """Container, reason and message of a container that is waiting for other than normal startup, for example ImagePullBackOff."""
+    creating_since: datetime | None = None
+    """When it was bound to a node that has created none of its containers yet: it pulls images, mounts volumes, sets up the network."""
+    warning: str | None = None
+    """What the node says of that in its newest warning, once it has taken long."""
     terminated: tuple[str, str, int] | None
     """Container, reason and exit code of a container that terminated abnormally, now or in its previous run, for example OOMKilled.
 
     A pod that failed as a whole, for example Evicted, has an empty container name and exit code -1.
     """
+    end_message: str = ""
+    """Why a pod that failed as a whole did: the kubelet's words for an eviction."""
     terminated_at: datetime | None = None
     """When that container terminated."""
     deletion_time: datetime | None = None

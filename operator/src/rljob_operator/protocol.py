@@ -38,7 +38,7 @@ class Kind(StrEnum):
     DISRUPTION_BUDGET = "PodDisruptionBudget"
     """Which pods of a job may not be evicted."""
     EVENT = "Event"
-    """Status transitions of an RLJob, for users."""
+    """Status transitions of an RLJob, for users; warnings about a pod whose containers are not created are read."""
     LEASE = "Lease"
     """Which of several operators acts."""
     SECRET = "Secret"
@@ -98,7 +98,7 @@ class KubeClient(Protocol):
         """
         ...
 
-    def pages(self, kind: Kind, namespace: str | None, label_selector: str = "") -> AsyncIterator[Manifest]:
+    def pages(self, kind: Kind, namespace: str | None, label_selector: str = "", *, field_selector: str = "") -> AsyncIterator[Manifest]:
         """List a kind in one namespace (None: all), page by page; all pages carry the same resourceVersion.
 
         Raises:

@@ -66,6 +66,7 @@ from rljob_operator.errors import (
 )
 from rljob_operator.metrics import Metrics
 from rljob_operator.model import Decision, Event, JobView, Key, Manifest, Observed
+from rljob_operator.pod_warnings import PodWarnings
 from rljob_operator.policies import failure
 from rljob_operator.policies.admission import is_managed
 from rljob_operator.protocol import FIELD_MANAGER, Kind, KubeClient
@@ -136,6 +137,7 @@ class Reconciler:
         """(UID of the job, attempt) -> kind and name of the children created so far, for attempts that are not complete yet."""
         self._labeled: OrderedDict[str, datetime] = OrderedDict()
         """UID of a RayJob -> when its labels were last restored."""
+        self._warnings = PodWarnings(client)
         self._event_names = itertools.count()
 
     def forget_checked(self) -> None:
@@ -154,7 +156,7 @@ class Reconciler:
             return None  # its children are garbage-collected through their owner references
         job = replace(job, spec=self._known(job.spec))
         now = self._clock()
-        observed = await self._observe(job)
+        observed = await self._observe(job, now)
         decision = decide(observed, now)
         try:
             observed, decision = await self._apply(observed, decision, now)
@@ -172,7 +174,7 @@ class Reconciler:
 
     # --- observe -------------------------------------------------------------------------------------------------------------------
 
-    async def _observe(self, job: JobView) -> Observed:
+    async def _observe(self, job: JobView, now: datetime) -> Observed:
         await self._confirm(job)
         key, checked = job.key, self._check(job)
         return Observed(
@@ -181,7 +183,7 @@ class Reconciler:
             spec_hashes=self._hashes(job, checked),
             children=tuple(child for child in self._cache.children(key) if child.owner_uid == job.uid),
             clusters=self._cache.clusters(key),
-            pods=self._cache.pods(key),
+            pods=await self._warnings.explained(key, self._cache.pods(key), now),
             runtime_image=self._settings.runtime_image,
             runtime_ray_version=self._settings.runtime_ray_version,
         )

@@ -100,7 +100,9 @@ def pod_view(raw: Raw) -> PodView:
         unschedulable=clean(_text(unschedulable, "message") or _text(unschedulable, "reason"), MAX_TEXT) if unschedulable else None,
         scheduled_at=None if scheduled is None else times.parse(scheduled.get("lastTransitionTime")),
         waiting=_waiting(status),
+        creating_since=times.parse(scheduled.get("lastTransitionTime")) if scheduled is not None and _is_creating(status) else None,
         terminated=None if terminated is None else terminated[:3],
+        end_message=clean(_text(status, "message"), MAX_TEXT).rstrip(" .") if status.get("phase") == "Failed" else "",
         terminated_at=None if terminated is None else terminated[3],
         deletion_time=times.parse(metadata.get("deletionTimestamp")),
         disruption=None if disruption is None else _disruption(disruption),
@@ -184,6 +186,16 @@ def _waiting(status: Raw) -> tuple[str, str, str] | None:
             message = message.partition("ErrImagePull: ")[2] or message
             return _text(container, "name"), reason[:100], clean(message, MAX_TEXT)
     return None
+
+
+def _is_creating(status: Raw) -> bool:
+    """Whether none of its containers has been created, for no other reason than normal startup; the kubelet lists them soon or late."""
+    states = [_map(container, "state") for container in _containers(status)]
+    return (
+        status.get("phase") == "Pending"
+        and all(_text(_map(state, "waiting"), "reason") in STARTING for state in states)
+        and not any("running" in state or "terminated" in state for state in states)
+    )
 
 
 def _terminated(status: Raw) -> tuple[str, str, int, datetime | None] | None:

@@ -21,6 +21,7 @@
     ├── CheckpointError                               unreadable, incomplete or foreign checkpoint; no space
     │   └── SupersededError                           another driver has taken over the checkpoints
     ├── RewardSetupError                              a reward function cannot be imported or called
+    ├── RewardsFailedError                            rewards fail on everything
     ├── EnvironmentSetupError                         an environment does not take its parameters, or cannot be started
     ├── EpisodesFailedError                           most episodes end with an error of their environment
     ├── DataError                                     empty or malformed data
@@ -237,6 +238,12 @@ class SupersededError(CheckpointError):
 
 class RewardSetupError(RuntimeFault):
     """Raised when a reward cannot be set up; a reward that fails on one sample raises nothing."""
+
+    reason = Reason.REWARD_INVALID
+
+
+class RewardsFailedError(RuntimeFault):
+    """Raised when rewards fail on nearly all samples, so that the run would never get a batch."""
 
     reason = Reason.REWARD_INVALID
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-import json
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +14,10 @@ from typing import Any
 import numpy
 import pytest
 import torch
+import yaml
 
+from rljob_runtime.data import JsonlSource
+from rljob_runtime.data.jsonl import read_rows
 from rljob_runtime.losses.tokens import LossTokens
 from tests.layout.tree import ROOT
 from tests.support.snippets import Snippet, all_snippets
@@ -140,9 +142,20 @@ def test_memory_is_logged_as_the_page_says(caplog: pytest.LogCaptureFixture, tmp
 def test_verls_data_become_lines_of_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pandas  # type: ignore[import-untyped]
 
-    row = {"prompt": [{"role": "user", "content": "6 * 7?"}], "reward_model": {"ground_truth": 42}}
+    row = {"prompt": [{"role": "user", "content": "6 * 7?"}], "reward_model": {"style": "rule", "ground_truth": "42"}}
     pandas.DataFrame([row]).to_parquet(tmp_path / "train.parquet")
     monkeypatch.setattr(sys, "argv", ["to_jsonl.py", str(tmp_path / "train.parquet")])
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         run(block("docs/migrate/verl.md", "read_parquet("), tmp_path)
-    assert json.loads(printed.getvalue()) == {"question": "6 * 7?", "answer": "42"}
+    (tmp_path / "train.jsonl").write_text(printed.getvalue())
+    (after,) = [one for one in all_snippets("yaml") if one.page == ROOT / "docs/migrate/verl.md" and one.title == "job.yaml"]
+    job = yaml.safe_load(after.text)
+    fields = job["spec"]["data"]["train"][0]["jsonl"]
+    read = JsonlSource(
+        name="a",
+        path=tmp_path / "train.jsonl",
+        prompt_field=fields["promptField"],
+        answer_field=fields["answerField"],
+        takes_messages=job["spec"]["data"]["prompt"]["chatTemplate"],
+    )
+    assert [(entry.question, entry.answer) for entry in read_rows(read)] == [("6 * 7?", "42")]

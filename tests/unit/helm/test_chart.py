@@ -29,7 +29,7 @@ EXPECTED_RIGHTS = {
     ("rbac.authorization.k8s.io", "roles"): {"get", "create", "patch"},
     ("rbac.authorization.k8s.io", "rolebindings"): {"get", "create", "patch"},
     ("policy", "poddisruptionbudgets"): {"get", "create", "patch"},
-    ("", "events"): {"create"},
+    ("", "events"): {"list", "create"},
 }
 
 

@@ -104,6 +104,26 @@ def test_normal_startup_is_not_waiting(reason: str) -> None:
     assert views.pod_view(pod({"containerStatuses": [container(state={"waiting": {"reason": reason}})]})).waiting is None
 
 
+BOUND = {"type": "PodScheduled", "status": "True", "lastTransitionTime": CREATED}
+CREATING = [container(state={"waiting": {"reason": "ContainerCreating"}})]
+
+
+@pytest.mark.parametrize(
+    ("status", "since"),
+    [
+        ({"conditions": [BOUND], "containerStatuses": CREATING}, NOON),
+        ({"conditions": [BOUND]}, NOON),  # the kubelet has not looked at it yet
+        ({"containerStatuses": CREATING}, None),
+        ({"conditions": [BOUND], "containerStatuses": CREATING, "phase": "Running"}, None),
+        ({"conditions": [BOUND], "containerStatuses": [container(state={"waiting": {"reason": "ErrImagePull"}})]}, None),
+        ({"conditions": [BOUND], "initContainerStatuses": [container(state={"running": {}})], "containerStatuses": CREATING}, None),
+        ({"conditions": [BOUND], "initContainerStatuses": [container(state={"terminated": {}})], "containerStatuses": CREATING}, None),
+    ],
+)
+def test_since_when_a_pods_containers_are_being_created(status: dict[str, Any], since: datetime | None) -> None:
+    assert views.pod_view(pod({"phase": "Pending", **status})).creating_since == since
+
+
 def test_both_texts_of_a_failing_pull_are_one() -> None:
     error = 'failed to pull "x:1": not found'
     waits = [
@@ -133,7 +153,9 @@ def test_a_container_that_exited_with_0_did_not_fail() -> None:
 
 
 def test_an_evicted_pod_has_no_containers() -> None:
-    assert views.pod_view(pod({"phase": "Failed", "reason": "Evicted"})).terminated == ("", "Evicted", -1)
+    view = views.pod_view(pod({"phase": "Failed", "reason": "Evicted", "message": 'Usage of EmptyDir volume "a" exceeds the limit. '}))
+    assert (view.terminated, view.end_message) == (("", "Evicted", -1), 'Usage of EmptyDir volume "a" exceeds the limit')
+    assert views.pod_view(pod({"phase": "Pending", "message": "waiting"})).end_message == ""
 
 
 def test_a_short_log_is_kept_as_it_is() -> None:

@@ -78,6 +78,9 @@ def _prompt(spec: RLJobSpec) -> Iterator[FieldError]:
     if prompt.system:
         problem = "has no effect without a chat template"
         yield _error("spec.data.prompt.system", prompt.system, problem, "remove it, or write chatTemplate: true")
+    if prompt.template_parameters:
+        problem = "has no effect without a chat template"
+        yield _error("spec.data.prompt.templateParameters", prompt.template_parameters, problem, "remove it, or write chatTemplate: true")
     yield from _template(prompt.template)
 
 

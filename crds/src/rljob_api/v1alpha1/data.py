@@ -108,9 +108,10 @@ class Jsonl(SpecModel):
     path: PathText
     """The file; relative paths start at the working directory."""
     prompt_field: ShortText = "question"
-    """Field with the question."""
+    """Field with the question: text, or, with data.prompt.chatTemplate, a list of messages with role and content."""
     answer_field: ShortText = "answer"
-    """Field with the reference answer; empty when no reward needs one."""
+    """Field with the reference answer; a field within others has their names in front, joined by dots (reward_model.ground_truth). Empty
+    when no reward needs one."""
     tag_field: ShortText | None = None
     """Field with the entry's tag, which selects rewards; by default the tag is the name of the data source."""
 
@@ -141,7 +142,9 @@ class PromptFormat(SpecModel):
     chat_template: bool = False
     """Use the tokenizer's chat template instead of the plain template."""
     system: Text = ""
-    """System message for the chat template."""
+    """System message for the chat template, for prompts without one of their own."""
+    template_parameters: FreeForm = Field(default={})
+    """Further arguments of the chat template, such as enable_thinking: false for Qwen3."""
     template: Text = "{question}"
     """Plain text around {question}."""
 

@@ -11,7 +11,8 @@ RayJob ended; a container was OOMKilled               OutOfMemory
 RayJob Complete or Failed with jobStatus STOPPED      Stopped
 RayJob ended otherwise                                by KubeRay's reason, see ``_KUBERAY``
 driver running, its head pod is being deleted         Evicted, at once: the driver's end may never reach the RayJob
-driver running, its head pod ended or was replaced    HeadLost, OutOfMemory, or Evicted if the cluster ended the pod
+driver running, its head pod ended or was replaced    HeadLost, OutOfMemory, or Evicted if the cluster ended the pod for another
+                                                      reason than a limit of its own
 ====================================================  =============================================================
 """
 
@@ -40,6 +41,10 @@ _KUBERAY = {
     "JobDeploymentStatusTransitionGracePeriodExceeded": Reason.HEAD_LOST,
     "AppFailed": Reason.DRIVER_FAILED,
 }
+_OWN_LIMIT = re.compile(
+    r"ephemeral local storage usage exceeds the total limit|exceeded its local ephemeral storage limit|Usage of EmptyDir volume"
+)
+"""In the kubelet's words for evictions that say something about the job: it wrote more than it may, and would again."""
 _EXIT_CODE = re.compile(r"exit code (-?\d{1,9})\b")
 
 
@@ -86,7 +91,9 @@ def _reported(situation: Situation, child: ChildView, reported: termination.Driv
     reason, pod = reported.reason, None
     if reason is Reason.WORKER_LOST:
         reason, pod = (Reason.OUT_OF_MEMORY, killed) if killed is not None else (reason, _culprit(situation))
-    observed = f"{terminated_text(pod)}. " if pod is not None else ""
+    if reason is Reason.EVICTED and (over := next(filter(_is_over_its_limit, situation.pods), None)) is not None:
+        reason, pod = Reason.WORKER_LOST, over
+    observed = "" if pod is None else f"{_over_its_limit_text(pod) if _is_over_its_limit(pod) else f'{terminated_text(pod)}.'} "
     worker = f"{reported.worker}: " if reported.worker and reported.worker not in reported.message else ""
     return _failure(child, reason, _with_log(f"{observed}{worker}{reported.message}", child.message), pod)
 
@@ -113,6 +120,8 @@ def _head_lost(situation: Situation, child: ChildView) -> Failure | None:
             continue
         if pod.terminated is not None and pod.terminated[1] == "OOMKilled" and _has_ended(pod, child):
             return _failure(child, Reason.OUT_OF_MEMORY, f"The driver was lost: {terminated_text(pod)}.", pod)
+        if _is_over_its_limit(pod):
+            return _failure(child, Reason.HEAD_LOST, f"The driver was lost: {_over_its_limit_text(pod)}", pod)
         if pod.disruption is not None:
             return _failure(child, Reason.EVICTED, f"The pod of the driver, {pod.name}, is being evicted: {pod.disruption}", pod)
         if pod.deleting:
@@ -137,6 +146,17 @@ def _has_ended(pod: PodView, child: ChildView) -> bool:
         return False
     # A termination before the driver started does not matter: the container was restarted and the driver runs in it.
     return pod.terminated_at is None or child.job_started is None or pod.terminated_at >= child.job_started
+
+
+def _is_over_its_limit(pod: PodView) -> bool:
+    """Whether the kubelet evicted the pod because it wrote more than its own limits allow."""
+    return _OWN_LIMIT.search(pod.end_message) is not None
+
+
+def _over_its_limit_text(pod: PodView) -> str:
+    """What the kubelet said of it, and a remedy."""
+    remedy = "raise resources.limits.ephemeral-storage, or write to spec.storage"
+    return f"Pod {pod.name} was evicted for what it wrote: {pod.end_message}; {remedy}."
 
 
 def _oom_killed(situation: Situation) -> PodView | None:

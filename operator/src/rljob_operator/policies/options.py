@@ -39,8 +39,8 @@ class Options:
 
     managed_by: str | None
     suspend: bool
-    is_queued: bool
-    """Whether spec.queue is set; Kueue then owns the RayJob's spec.suspend."""
+    queue: str
+    """Name of spec.queue; empty: none. Kueue then owns the RayJob's spec.suspend."""
     groups: tuple[Group, ...]
     max_restarts: int
     max_disruptions: int
@@ -51,6 +51,11 @@ class Options:
     scheduling_deadline_s: int | None
     active_deadline_s: int | None
     ttl_s: int | None
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether spec.queue is set."""
+        return self.queue != ""
 
     @property
     def num_nodes(self) -> int:
@@ -65,7 +70,7 @@ def read(spec: Mapping[str, Any]) -> Options:
     return Options(
         managed_by=managed_by if isinstance(managed_by := spec.get("managedBy"), str) else None,
         suspend=spec.get("suspend") is True,
-        is_queued=bool(_map(spec.get("queue")).get("name")),
+        queue=str(_map(spec.get("queue")).get("name") or ""),
         groups=_groups(spec.get("nodeGroups")),
         max_restarts=min(_whole(policy.get("maxRestarts"), defaults.max_restarts), 98),
         max_disruptions=min(_whole(policy.get("maxDisruptions"), defaults.max_disruptions), 98),

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from rljob_api.v1alpha1.conditions import ConditionStatus
 from rljob_api.vocabulary import Reason
+from rljob_operator import times
 from rljob_operator.model import ChildView, ConditionValue, Failure, PodView
 from rljob_operator.policies.situation import Situation
 
@@ -17,6 +18,10 @@ IMAGE_REASONS = frozenset(
 MACHINE_WAIT = timedelta(seconds=60)
 """A pod that was bound sooner after its creation did not wait for a machine. KubeRay makes another pod at once where one ended during the
 start, for its pods are never restarted: counted from each of them, the deadline would never come."""
+CREATION_WAIT = timedelta(seconds=120)
+"""How long a node may take to create the containers of a pod before the condition says so and the node's warnings are read."""
+CREATION_CHECK = timedelta(seconds=120)
+"""How often they are read."""
 _PRIORITY = (Reason.IMAGE_UNAVAILABLE, Reason.POD_FAILED, Reason.UNSCHEDULABLE)
 """Most severe first: problems that do not resolve with time before those that may."""
 
@@ -36,7 +41,8 @@ def cluster_ready(situation: Situation) -> ConditionValue:
     found = problem(situation)
     if found is None:
         reason = Reason.NODES_NOT_READY if is_running else Reason.STARTING
-        return ConditionValue(status=ConditionStatus.FALSE, reason=reason, message=_count(situation))
+        message = " ".join(part for part in (_count(situation), _creation_note(situation)) if part)
+        return ConditionValue(status=ConditionStatus.FALSE, reason=reason, message=message)
     return ConditionValue(status=ConditionStatus.FALSE, reason=found[0], message=f"{_count(situation)} {found[1]}")
 
 
@@ -53,6 +59,27 @@ def head_note(situation: Situation) -> str:
     """A sentence if the head pod of a running driver is not ready; empty otherwise."""
     names = [pod.name for pod in situation.pods if pod.is_head and not pod.ready and not pod.deleting]
     return f"Head pod {names[0]} is not ready: its node may have stopped answering." if names else ""
+
+
+def is_created_late(pod: PodView, now: datetime) -> bool:
+    """Whether a pod's node has long been creating its containers."""
+    return pod.creating_since is not None and not pod.deleting and now - pod.creating_since >= CREATION_WAIT
+
+
+def creation_check(situation: Situation) -> datetime | None:
+    """When to look at pods whose containers are being created; None if there are none."""
+    begun = [pod.creating_since + CREATION_WAIT for pod in situation.pods if pod.creating_since is not None and not pod.deleting]
+    return min((at if at > situation.now else situation.now + CREATION_CHECK for at in begun), default=None)
+
+
+def _creation_note(situation: Situation) -> str:
+    """A sentence about pods whose containers have long been created, if there are any."""
+    late = [pod for pod in situation.pods if is_created_late(pod, situation.now)]
+    if not late or late[0].creating_since is None:
+        return ""
+    others = f" (and {len(late) - 1} more)" if len(late) > 1 else ""
+    since = times.text(late[0].creating_since)
+    return f"Pod {late[0].name}{others}: its node has been pulling images or mounting volumes since {since}."
 
 
 def deadline(situation: Situation) -> datetime | None:
@@ -91,7 +118,7 @@ def overdue(situation: Situation) -> Failure | None:
     return Failure(
         attempt=situation.attempt,
         reason=Reason.STARTUP_DEADLINE_EXCEEDED,
-        message=f"{message} {found[1]}" if found else message,
+        message=" ".join(part for part in (message, found[1] if found else _creation_note(situation)) if part),
     )
 
 
@@ -126,6 +153,8 @@ def _pod_problem(pod: PodView) -> Iterator[Problem]:
     elif pod.waiting is not None:
         container, reason, message = pod.waiting
         yield Reason.POD_FAILED, f"Pod {pod.name}, container {container}: {reason}: {message}"
+    elif pod.warning is not None:
+        yield Reason.POD_FAILED, f"Pod {pod.name}, whose containers its node cannot create: {pod.warning}"
     elif pod.unschedulable is not None:
         yield Reason.UNSCHEDULABLE, f"Pod {pod.name}: {pod.unschedulable}"
 
@@ -141,7 +170,7 @@ def terminated_text(pod: PodView) -> str:
         return f"Pod {pod.name} terminated"
     container, reason, code = pod.terminated
     if not container:
-        return f"Pod {pod.name} terminated: {reason}"
+        return f"Pod {pod.name} terminated: {reason}" + (f": {pod.end_message}" if pod.end_message else "")
     return f"Pod {pod.name}, container {container} terminated: {reason}, exit code {code}"
 
 

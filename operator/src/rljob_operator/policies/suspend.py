@@ -58,7 +58,8 @@ def hold(situation: Situation) -> Hold | None:
     if not situation.is_held:
         return None
     reason = Reason.SUSPENDED if situation.options.suspend else Reason.QUEUED
-    why = "spec.suspend is true." if situation.options.suspend else "Waiting for quota in its queue, or preempted by it."
+    queue = (child.queue if child is not None else "") or situation.options.queue
+    why = "spec.suspend is true." if situation.options.suspend else _queued(queue)
     if child is None:
         return Hold(reason=reason, is_released=True, message=why)
     if situation.options.suspend and situation.is_queued:
@@ -71,6 +72,12 @@ def hold(situation: Situation) -> Hold | None:
     is_released = child.suspend and (child.deployment_status == "Suspended" or not situation.pods)
     message = why if is_released else f"{why} RayJob {child.name} still holds nodes."
     return Hold(reason=reason, is_released=is_released, message=message, to_suspend=to_suspend)
+
+
+def _queued(queue: str) -> str:
+    """Why Kueue holds a job: only its Workload says more."""
+    said = "kubectl describe workloads says what is missing, or that there is no such queue"
+    return f"Waiting for quota in queue {queue}, or preempted there: {said}."
 
 
 def resume(situation: Situation) -> Resume | None:

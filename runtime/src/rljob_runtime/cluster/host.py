@@ -24,7 +24,7 @@ from rljob_api.naming import ENV_NODE_RANK
 from rljob_runtime.addresses import own_address
 from rljob_runtime.cluster import pid_file
 from rljob_runtime.cluster.pod_log import POD_OUTPUT, Follower, PodOutput
-from rljob_runtime.cluster.ports import group_port
+from rljob_runtime.cluster.ports import held_port
 from rljob_runtime.errors import SetupError
 from rljob_runtime.openmp import set_short_spin
 
@@ -119,13 +119,13 @@ class WorkerHost:
             return getattr(importlib.import_module(module_name), class_name)
 
     def address(self) -> tuple[str, int]:
-        """This node's address and a port that is free on it, for a process group.
+        """This node's address and a port of it that this process holds, for a process group.
 
         Raises:
             ClusterError: no free port was found.
         """
         host = own_address()
-        return host, group_port(host)
+        return host, held_port(host)
 
     def settle(self) -> None:
         """The worker is set up; see :func:`settle_process`."""

@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from rljob_runtime.cluster.ports import group_port
+from rljob_runtime.cluster.ports import held_port
 from rljob_runtime.errors import CallDeadlineError, EngineDiedError, EngineLostError, RuntimeFault, WorkerFailedError, WorkerLostError
 
 
@@ -41,8 +41,8 @@ class InProcessWorker:
         return value
 
     async def address(self, timeout_s: float) -> tuple[str, int]:
-        """This machine and a free port."""
-        return "127.0.0.1", group_port("127.0.0.1")
+        """This machine and a port that is held."""
+        return "127.0.0.1", held_port("127.0.0.1")
 
     async def watch(self) -> None:
         """It lives as long as this process."""

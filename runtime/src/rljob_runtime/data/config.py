@@ -37,9 +37,12 @@ class JsonlSource:
     """Unique within the job; reaches ``Prompt.source``."""
     path: Path
     prompt_field: str = "question"
-    """Key of the question, a string."""
+    """Key of the question, a string, or of a conversation, a list of messages."""
+    takes_messages: bool = False
+    """Whether prompts may be conversations, which need the chat template."""
     answer_field: str | None = "answer"
-    """Key of the reference answer, a string or number; None when the rewards need no answer."""
+    """Key of the reference answer, a string or number, or keys joined by dots (``reward_model.ground_truth``); None when the rewards need
+    no answer."""
     tag_field: str | None = None
     """Key of the entry's tag, by which rewards are chosen; None: the tag is the source's name."""
     weight: float = 1.0
@@ -58,7 +61,9 @@ class PromptFormat:
     chat_template: bool = False
     """Put the text through the tokenizer's chat template as the user's message."""
     system_prompt: str | None = None
-    """System message; needs ``chat_template``."""
+    """System message, of prompts that have none of their own; needs ``chat_template``."""
+    template_parameters: Mapping[str, object] = field(default_factory=dict)
+    """Further arguments of the chat template, such as ``enable_thinking``; need ``chat_template``."""
 
     def __post_init__(self) -> None:
         """Raise DataError for a template that cannot be filled or a system prompt that would be ignored."""
@@ -67,6 +72,8 @@ class PromptFormat:
             raise DataError(
                 "data: system_prompt is set but chat_template is false, so it would never be used; set chat_template: true or remove it"
             )
+        if self.template_parameters and not self.chat_template:
+            raise DataError("data: template_parameters are set but chat_template is false, so nothing would use them; remove one of them")
 
     def _check_template(self) -> None:
         try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Protocol
 
@@ -80,6 +80,9 @@ class _Stream:
     encoder: PromptEncoder
     seed: int
     max_prompt_tokens: int
+    announce: Callable[[str], None]
+    is_announced: bool = False
+    """Whether it was said that prompts are left out."""
     position: _Position = field(default_factory=_Position)
     """After the last prompt handed out."""
     _ahead: _Position = field(default_factory=_Position)
@@ -113,21 +116,36 @@ class _Stream:
                 dropped += 1
                 if emitted == 0:
                     self._check_not_all_dropped(dropped)
+                self._announce_dropped(len(encoded.token_ids))
                 continue
             emitted += 1
             # The end of an epoch is the start of the next: one spelling of each position.
             after = (epoch + 1, 0) if cursor == len(self.rows) else (epoch, cursor)
             self._ready.append((encoded, _Position(epoch=after[0], cursor=after[1], emitted=emitted, dropped=dropped)))
         if cursor == len(self.rows):
+            if epoch == 0 and dropped:
+                self.announce(
+                    f"data source {self.config.name!r}: {dropped} of {len(self.rows)} prompts are left out: they are {self._too_long}"
+                )
             epoch, cursor = epoch + 1, 0
         self._ahead = _Position(epoch=epoch, cursor=cursor, emitted=emitted, dropped=dropped)
+
+    @property
+    def _too_long(self) -> str:
+        return f"longer than rollout.maxPromptTokens ({self.max_prompt_tokens} tokens)"
+
+    def _announce_dropped(self, num_tokens: int) -> None:
+        """Say once that prompts are left out; how many is known at the end of the first epoch."""
+        if not self.is_announced:
+            self.is_announced = True
+            self.announce(f"data source {self.config.name!r}: a prompt of {num_tokens} tokens is left out: it is {self._too_long}")
 
     def _check_not_all_dropped(self, dropped: int) -> None:
         """Raise DataError once a whole epoch, or very many prompts from the start on, were too long."""
         if dropped >= min(len(self.rows), _MAX_DROPPED_AT_START):
             raise DataError(
-                f"data source {self.config.name!r}: all of its first {dropped} prompts are longer than rollout.maxPromptTokens "
-                f"({self.max_prompt_tokens} tokens); raise it or use shorter prompts"
+                f"data source {self.config.name!r}: all of its first {dropped} prompts are {self._too_long}; "
+                "raise it or use shorter prompts"
             )
 
     def _epoch_order(self, epoch: int) -> np.ndarray:
@@ -138,7 +156,7 @@ class _Stream:
     def _encode(self, indexes: Sequence[int]) -> list[_Encoded]:
         missing = [i for i in indexes if i not in self._cache]
         rows = [self.rows[i] for i in missing]
-        texts = self.encoder.encode([row.question for row in rows])
+        texts = self.encoder.encode(rows)
         fresh = {
             i: _Encoded(row=row, text=text, token_ids=token_ids) for i, row, (text, token_ids) in zip(missing, rows, texts, strict=True)
         }
@@ -161,8 +179,9 @@ class PromptSource:
         seed: int,
         max_prompt_tokens: int,
         prompt_format: PromptFormat | None = None,
+        announce: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Open every source.
+        """Open every source; ``announce`` gets lines about prompts that are left out, and how many there are in the first epoch.
 
         Raises DataError for unusable sources, files, tasks or templates. Prompts of more than ``max_prompt_tokens`` are
         left out and counted in ``dropped_too_long``; when that leaves none, ``next`` raises DataError.
@@ -177,11 +196,19 @@ class PromptSource:
         for source in sources:
             own_seed = _derived_seed(seed, source.name)
             rows = open_rows(source, own_seed)
-            self._streams.append(_Stream(config=source, rows=rows, encoder=encoder, seed=own_seed, max_prompt_tokens=max_prompt_tokens))
+            stream = _Stream(
+                config=source, rows=rows, encoder=encoder, seed=own_seed, max_prompt_tokens=max_prompt_tokens, announce=announce
+            )
+            self._streams.append(stream)
 
     def next(self, count: int) -> list[Prompt]:
         """Return the next ``count`` prompts of the order. Raises DataError when a source has only too long ones."""
         return [self._next_one() for _ in range(count)]
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts of all sources, too long ones included."""
+        return sum(len(s.rows) for s in self._streams)
 
     @property
     def fingerprint(self) -> str:
@@ -268,9 +295,13 @@ def _derived_seed(seed: int, name: str) -> int:
 
 def _fingerprint(sources: Sequence[SourceConfig], *, seed: int, max_prompt_tokens: int, prompt_format: PromptFormat) -> str:
     """Return a digest of all that decides the order, except a file's place: a checkpoint may be resumed in another folder."""
-    described: list[object] = [seed, max_prompt_tokens, asdict(prompt_format)]
+    shape = asdict(prompt_format)
+    if not prompt_format.template_parameters:  # as it was before there were any: checkpoints of earlier versions are resumed
+        del shape["template_parameters"]
+    described: list[object] = [seed, max_prompt_tokens, shape]
     for source in sources:
-        values: dict[str, object] = {f.name: getattr(source, f.name) for f in fields(source)}
+        # takes_messages follows from the prompt format.
+        values: dict[str, object] = {f.name: getattr(source, f.name) for f in fields(source) if f.name != "takes_messages"}
         if isinstance(source, JsonlSource):
             values["path"] = hashlib.sha256(source.path.read_bytes()).hexdigest() if source.path.is_file() else ""
         described.append([type(source).__name__, values])

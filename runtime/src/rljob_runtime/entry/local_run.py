@@ -20,7 +20,7 @@ from rljob_api.errors import SpecInvalidError
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.validation import CheckedJob, check
 from rljob_runtime.entry import attempt, local_checks, metrics
-from rljob_runtime.errors import Interrupted, RuntimeFault
+from rljob_runtime.errors import Interrupted, RuntimeFault, SetupError
 from rljob_runtime.exit_codes import ExitCode
 from rljob_runtime.job import launch, models
 from rljob_runtime.job.model_shape import read_config, read_shape
@@ -58,7 +58,7 @@ def run_job(text: str, path: Path, run_dir: Path | None, overwrite: bool, resume
         prepared = _prepare(checked, job_folder, run_path, overwrite, resume, sources)
     except RuntimeFault as error:
         sys.stderr.write(f"{error}\n")
-        return ExitCode.FAILED
+        return ExitCode.INVALID if isinstance(error, SetupError) else ExitCode.FAILED
     try:
         cluster = make_cluster(spec, prepared.folder.logs)
         facts = metrics.facts_of(checked, namespace="", attempt=1)

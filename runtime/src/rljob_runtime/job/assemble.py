@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -89,6 +89,8 @@ class _Job:
     """In front of what judges on shared devices score."""
     preparing: list[Pending]
     """Calls of reward workers, under way."""
+    announce: Callable[[str], None]
+    """Shows a line about prompts to the user; any thread."""
 
     @classmethod
     async def begin(cls, spec: RLJobSpec, workers: JobWorkers, reporter: Reporter, sources: ModelSources) -> _Job:
@@ -101,7 +103,16 @@ class _Job:
         if score is not None and workers.leased_judges:
             gate = ScoringGate(score)
             score = gate.score
-        return cls(spec=spec, workers=workers, tokenizer=tokenizer, environments=environments, score=score, gate=gate, preparing=preparing)
+        return cls(
+            spec=spec,
+            workers=workers,
+            tokenizer=tokenizer,
+            environments=environments,
+            score=score,
+            gate=gate,
+            preparing=preparing,
+            announce=shown_once(partial(reporter.event, level=Level.WARNING)),
+        )
 
     def judging(self, fleet: EngineFleet) -> Judging | None:
         """When judges on shared devices score; None where there are none."""
@@ -109,13 +120,14 @@ class _Job:
 
     def source(self) -> PromptSource | TaskOrder:
         """Training prompts, from the first one on. Reads files."""
-        return episodes.training_tasks(self.spec) if self.environments else training_source(self.spec, self.tokenizer)
+        return episodes.training_tasks(self.spec) if self.environments else training_source(self.spec, self.tokenizer, self.announce)
 
     def validator(self, fleet: EngineFleet) -> Validator:
         """Asks ``fleet``. Reads files."""
+        environments = self.environments
         return Validator(
             fleet=fleet,
-            prompts=episodes.validation_tasks(self.spec) if self.environments else validation_prompts(self.spec, self.tokenizer),
+            prompts=episodes.validation_tasks(self.spec) if environments else validation_prompts(self.spec, self.tokenizer, self.announce),
             score=self.score,
             environments=self.environments,
             config=learning_settings.validation_config(self.spec),
@@ -299,20 +311,36 @@ async def _served(workers: Sequence[Worker]) -> Served:
     return Served(urls=tuple(url for url, _ in places), api_key=places[0][1])
 
 
-def training_source(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> PromptSource:
+def shown_once(show: Callable[[str], None]) -> Callable[[str], None]:
+    """Show each text once: prompts are also read a second time, to find those of a journal."""
+    said: set[str] = set()
+
+    def announce(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            show(text)
+
+    return announce
+
+
+def training_source(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, announce: Callable[[str], None]) -> PromptSource:
     """The training prompts."""
-    return PromptSource(
-        [worker_settings.source_config(s) for s in spec.data.train],
+    source = PromptSource(
+        [worker_settings.source_config(s, takes_messages=spec.data.prompt.chat_template) for s in spec.data.train],
         tokenizer,
         seed=spec.seed,
         max_prompt_tokens=spec.rollout.max_prompt_tokens,
         prompt_format=worker_settings.prompt_format(spec),
+        announce=announce,
     )
+    if (few := source.num_prompts) < (wanted := spec.rollout.prompts_per_step):
+        announce(f"spec.data.train has {few} prompts, spec.rollout.promptsPerStep is {wanted}: prompts occur several times in a step")
+    return source
 
 
-def validation_prompts(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+def validation_prompts(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, announce: Callable[[str], None]) -> list[Prompt]:
     """The validation prompts: the first ``maxPrompts`` of a seeded order, each at most once."""
-    sources = [worker_settings.source_config(s) for s in spec.data.validation]
+    sources = [worker_settings.source_config(s, takes_messages=spec.data.prompt.chat_template) for s in spec.data.validation]
     available = sum(len(open_rows(source, spec.seed)) for source in sources)
     source = PromptSource(
         sources,
@@ -320,6 +348,7 @@ def validation_prompts(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> l
         seed=spec.seed,
         max_prompt_tokens=spec.rollout.max_prompt_tokens,
         prompt_format=worker_settings.prompt_format(spec),
+        announce=announce,
     )
     prompts = source.next(min(spec.validation.max_prompts, available))
     seen: dict[tuple[str, str], Prompt] = {}

@@ -165,14 +165,15 @@ def policy_config(
     )
 
 
-def source_config(source: DataSource) -> SourceConfig:
-    """One prompt source."""
+def source_config(source: DataSource, *, takes_messages: bool = False) -> SourceConfig:
+    """One prompt source; ``takes_messages``: whether its prompts may be conversations."""
     if source.type is DataSourceType.JSONL and source.jsonl is not None:
         jsonl = source.jsonl
         return JsonlSource(
             name=source.name,
             path=Path(jsonl.path),
             prompt_field=jsonl.prompt_field,
+            takes_messages=takes_messages,
             answer_field=jsonl.answer_field or None,
             tag_field=jsonl.tag_field,
             weight=source.weight,
@@ -186,7 +187,12 @@ def source_config(source: DataSource) -> SourceConfig:
 def prompt_format(spec: RLJobSpec) -> PromptFormat:
     """How questions become prompts."""
     prompt = spec.data.prompt
-    return PromptFormat(prompt_template=prompt.template, chat_template=prompt.chat_template, system_prompt=prompt.system or None)
+    return PromptFormat(
+        prompt_template=prompt.template,
+        chat_template=prompt.chat_template,
+        system_prompt=prompt.system or None,
+        template_parameters=prompt.template_parameters,
+    )
 
 
 def reward_config(reward: RewardSpec, share: Share) -> RewardConfig:

@@ -16,6 +16,7 @@ from rljob_runtime.cluster.protocol import INLINE_BYTES, Worker
 from rljob_runtime.errors import FilteredOutError
 from rljob_runtime.overlap.buffer import Group, TrajectoryBuffer
 from rljob_runtime.overlap.episodes import Environments, EpisodeCounters
+from rljob_runtime.overlap.failing import FailingRewards
 from rljob_runtime.overlap.filters import GroupFilter
 from rljob_runtime.overlap.fleet import EngineFleet, FleetChange, FleetConfig, OnLost
 from rljob_runtime.overlap.fleet_engine import now_s
@@ -173,6 +174,7 @@ class RolloutScheduler:
         self._scoring_failed: asyncio.Future[None] | None = None
         self._counters = RolloutCounters()
         self._filtered_in_row: list[float] = []
+        self._failing = FailingRewards()
         """Mean scores of the groups filtered since one was kept."""
         self.fleet = EngineFleet(engines, config=config.fleet, on_lost=on_lost)
         self.environments = environments
@@ -432,7 +434,9 @@ class RolloutScheduler:
     def _sort_out(self, group_id: int, kept: Sequence[Trajectory]) -> None:
         """Keep a scored group for the trainer, or replace it."""
         scores = [t.reward.score for t in kept if t.reward.score is not None]
-        if len(scores) < min(MIN_GROUP_SAMPLES, self.config.samples_per_prompt):
+        is_scored = len(scores) >= min(MIN_GROUP_SAMPLES, self.config.samples_per_prompt)
+        self._failing.count(is_scored, self._counters.reward_messages)
+        if not is_scored:
             self._drop(group_id)
         elif self.config.group_filter is not None and not self.config.group_filter.keeps(scores):
             self._filtered_in_row.append(sum(scores) / len(scores))

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from rljob_runtime.errors import RuntimeFault
+from rljob_runtime.errors import SetupError
 from rljob_runtime.report.disk import require_space, writing
 from rljob_runtime.sandbox import RUN_MARKER
 
@@ -146,11 +146,12 @@ class RunFolder:
         """Whether the folder is missing or empty.
 
         Raises:
-            RuntimeFault: the path is a file, or may not be read.
+            SetupError: the path is a file.
+            RuntimeFault: it may not be read.
         """
         with writing(self.path, "the run folder"):
             if self.path.exists() and not self.path.is_dir():
-                raise RuntimeFault(f"{self.path}: is a file, a folder is needed; choose another output folder")
+                raise SetupError(f"{self.path}: is a file, a folder is needed; choose another output folder")
             return not self.path.exists() or next(self.path.iterdir(), None) is None
 
     @classmethod
@@ -158,21 +159,22 @@ class RunFolder:
         """Take the folder by the rules of ``mode`` and make its subfolders.
 
         Raises:
-            RuntimeFault: the folder holds something that ``mode`` does not allow, is not writable, or its disk is full.
+            SetupError: the folder holds something that ``mode`` does not allow.
+            RuntimeFault: it is not writable, or its disk is full.
         """
         folder = cls(path)
         vacant = folder.is_vacant()
         ours = not vacant and folder.holds_a_run()
         if mode is FolderMode.RESUME and not ours:
-            raise RuntimeFault(f"{path}: holds no run to resume; check the path, or start a new run, without --resume")
+            raise SetupError(f"{path}: holds no run to resume; check the path, or start a new run, without --resume")
         if mode in (FolderMode.OVERWRITE, FolderMode.RESUME_OR_NEW) and not vacant and not ours:
-            raise RuntimeFault(
+            raise SetupError(
                 f"{path}: is not empty and not a run folder (no {RUN_MARKER}, no spec.yaml with metrics.jsonl), so it is left alone; "
                 "choose another output folder or empty it yourself"
             )
         if mode is FolderMode.NEW and not vacant:
             what = "holds a run already; resume it (--resume), overwrite it (--overwrite), or" if ours else "is not empty;"
-            raise RuntimeFault(f"{path}: {what} choose another output folder (--run-dir)")
+            raise SetupError(f"{path}: {what} choose another output folder (--run-dir)")
         if mode is FolderMode.OVERWRITE and ours:
             folder._clear()
         folder._make()

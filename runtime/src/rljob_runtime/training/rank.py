@@ -7,7 +7,6 @@ that misses one makes the others fail after ``timeout_s`` with torch's own error
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +20,6 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _abort_process_group as abort_process_group
 from transformers import PreTrainedModel
 
-from rljob_runtime.addresses import host_and_port
 from rljob_runtime.checkpoint_files import FileSum, damaged
 from rljob_runtime.errors import ModelError, OffloadError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
@@ -31,6 +29,7 @@ from rljob_runtime.routes import RouteArray
 from rljob_runtime.sampling_mask import SamplingMask
 from rljob_runtime.training.checkpoint import CheckpointWriter, checkpoint_bytes, load_checkpoint
 from rljob_runtime.training.config import PolicyConfig
+from rljob_runtime.training.meeting import form_group
 from rljob_runtime.training.microbatch import MicroBatch, filler, make_micro_batches
 from rljob_runtime.training.model import reshard, resolve_folder
 from rljob_runtime.training.model_info import ModelInfo
@@ -109,14 +108,7 @@ class ModelRank(ABC):
         torch.manual_seed(self.config.seed)
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
         folder = resolve_folder(self.config.model_path)  # before the rendezvous: a wrong path must not wait for anybody
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            init_method=f"tcp://{host_and_port(master_address, master_port)}",
-            rank=self.rank,
-            world_size=self.world_size,
-            timeout=datetime.timedelta(seconds=timeout_s),
-            device_id=device if device.type == "cuda" else None,  # NCCL guesses it otherwise, by the rank
-        )
+        form_group(device, master_address, master_port, rank=self.rank, world_size=self.world_size, timeout_s=timeout_s)
         try:
             sizes = ("tensor_parallel_size", "context_parallel_size", "expert_parallel_size")
             layout = make_layout(device, timeout_s=timeout_s, **{name: getattr(self.config, name) for name in sizes})

@@ -234,6 +234,7 @@ INTERRUPTIONS = [
         name="a RayJob that Kueue's webhook suspended is Kueue's",
         scene=scene().child(1, "Suspended", suspend=True, queue="default"),
         expected=QUEUED,
+        message="in queue default, or preempted there: kubectl describe workloads says what is missing, or that there is no such queue.",
     ),
     Case(name="without its RayJob it is held", scene=scene().queued().suspended().stored(attempt=2), expected=HELD),
     Case(

@@ -66,6 +66,36 @@ def test_a_headline_is_one_sentence(message: str, expected: str | None) -> None:
     assert expected in (None, headline)
 
 
+OWN_LIMITS = [
+    "Pod ephemeral local storage usage exceeds the total limit of containers 10Gi",
+    'Container ray exceeded its local ephemeral storage limit "10Gi"',
+    'Usage of EmptyDir volume "scratch" exceeds the limit "5Gi"',
+]
+
+
+@pytest.mark.parametrize("said", OWN_LIMITS)
+def test_an_eviction_for_a_limit_of_the_pod_itself_says_so_and_is_no_disruption(said: str) -> None:
+    """It would come again with each attempt, and disruptions have nearly no budget and no growing backoff."""
+    evicted = {"phase": "Failed", "ready": False, "terminated": ("", "Evicted", -1), "end_message": said}
+    head = found(scene().running().pod("head", head=True, **evicted))
+    text = f"was evicted for what it wrote: {said}; raise resources.limits.ephemeral-storage"
+    assert (head.reason, head.pod_name) == (Reason.HEAD_LOST, "head")
+    assert f"The driver was lost: Pod head {text}" in head.message
+    # Its stop hook had the time to leave the file by which the driver takes this for a drain.
+    node = found(ended(failed_log(Reason.EVICTED, "step 7 was the last")).pod("n0", **evicted))
+    assert (node.reason, node.pod_name) == (Reason.WORKER_LOST, "n0")
+    assert f"Pod n0 {text}" in node.message
+    assert "step 7 was the last" in node.message
+
+
+def test_a_node_under_pressure_is_a_disruption_that_the_message_explains() -> None:
+    low = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 90Mi"
+    evicted = {"phase": "Failed", "ready": False, "terminated": ("", "Evicted", -1), "end_message": low}
+    assert found(scene().running().pod("head", head=True, disruption=f"TerminationByKubelet: {low}", **evicted)).reason is Reason.EVICTED
+    node = found(ended(failed_log(Reason.WORKER_LOST)).pod("n0", **evicted))
+    assert node.message.startswith("Pod n0 terminated: Evicted: The node was low on resource: memory. Threshold quantity: 100Mi, available")
+
+
 @pytest.mark.parametrize(("terminated_at", "is_lost"), [(29, False), (30, True), (31, True)])
 def test_a_head_is_lost_if_it_terminated_since_the_driver_started(terminated_at: int, is_lost: bool) -> None:
     built = scene().running().pod("head", head=True, terminated=("ray", "Error", 1), terminated_at=at(terminated_at))

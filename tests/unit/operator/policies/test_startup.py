@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from rljob_api.v1alpha1.conditions import ConditionType
 from rljob_api.vocabulary import Reason
 from rljob_operator.policies import startup
 from rljob_operator.policies.situation import assess
-from tests.support.operator_scene import Scene, at, scene
+from tests.support.operator_scene import Scene, at, scene, time_text
 
 PULL = ("ray", "ErrImagePull", "x:1 not found")
 ROOM = "Insufficient gpu"
@@ -31,6 +32,28 @@ def test_problems_that_do_not_resolve_with_time_come_first() -> None:
 def test_pods_with_the_same_problem_are_counted() -> None:
     built = starting().pod("b", ready=False, unschedulable=ROOM).pod("a", ready=False, unschedulable=ROOM)
     assert problem(built) == (Reason.UNSCHEDULABLE, "Pod a: Insufficient gpu (and 1 more)")
+
+
+def test_nodes_that_take_long_to_create_containers_are_named_and_looked_at_again() -> None:
+    built = starting().pod("a").pod("b", ready=False, creating_since=at(30)).pod("c", ready=False, creating_since=at(40))
+    early, late = built.decide(60), built.decide(200)
+    assert early.next_check == at(150), "when the first has taken long"
+    assert early.conditions[ConditionType.CLUSTER_READY].message == "1 of 3 nodes are ready."
+    assert late.next_check == at(320)
+    said = late.conditions[ConditionType.CLUSTER_READY]
+    since = time_text(30)
+    assert said.reason is Reason.STARTING
+    assert (
+        said.message == f"1 of 3 nodes are ready. Pod b (and 1 more): its node has been pulling images or mounting volumes since {since}."
+    )
+    assert built.decide(1800).failure is not None
+    assert str(built.decide(1800).failure.message).endswith(f"mounting volumes since {since}.")
+
+
+def test_a_warning_of_the_node_is_a_problem_of_its_pod() -> None:
+    warning = 'FailedMount: MountVolume.SetUp failed for volume "keys" : secret "hub" not found'
+    built = starting().pod("b", ready=False, creating_since=at(0), warning=warning)
+    assert problem(built) == (Reason.POD_FAILED, f"Pod b, whose containers its node cannot create: {warning}")
 
 
 def test_nodes_on_another_cluster_are_ready_when_its_driver_starts() -> None:

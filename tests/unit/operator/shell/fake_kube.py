@@ -63,7 +63,9 @@ class FakeKube:
         self.reads.append(f"get {kind} {name}")
         return copy.deepcopy(self._find(kind, namespace, name))
 
-    async def pages(self, kind: Kind, namespace: str | None, label_selector: str = "") -> AsyncIterator[Manifest]:
+    async def pages(
+        self, kind: Kind, namespace: str | None, label_selector: str = "", *, field_selector: str = ""
+    ) -> AsyncIterator[Manifest]:
         self._before("list", kind, "")
         found = [
             obj
@@ -72,6 +74,7 @@ class FakeKube:
             and namespace in (None, ns)
             and self.is_listed(kind, name)
             and (not label_selector or label_selector in obj["metadata"].get("labels", {}))
+            and (not field_selector or _has_fields(obj, field_selector))
         ]
         metadata = {"resourceVersion": str(next(self._versions))}
         found = copy.deepcopy(found)  # one snapshot for all pages
@@ -294,3 +297,9 @@ def _unflatten(flat: dict[tuple[Any, ...], Any]) -> Any:
         return {key: build(item) for key, item in node.items()}
 
     return build(root)
+
+
+def _has_fields(obj: Manifest, selector: str) -> bool:
+    """Whether fields have the values of a selector like ``involvedObject.name=a,type=Warning``."""
+    flat = {".".join(map(str, path)): value for path, value in _flatten(obj)}
+    return all(flat.get(name) == value for name, _, value in (term.partition("=") for term in selector.split(",")))

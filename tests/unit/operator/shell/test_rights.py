@@ -46,7 +46,7 @@ def world(recorder: Recorder, outcome: str, **spec: Any) -> World:
 
 
 async def all_requests() -> set[Right]:
-    """A restart, a conflict, a suspension, objects that were modified or are there already, the end of a job's time to live."""
+    """A restart, a conflict, a suspension, a pod without containers, modified and existing objects, the end of a time to live."""
     recorder = Recorder()
     conflicts = iter([ConflictError("apply_status", 409, "the object has been modified")])
     recorder.fault = lambda verb, kind, name: next(conflicts, None) if verb == "apply_status" else None
@@ -58,6 +58,10 @@ async def all_requests() -> set[Right]:
         for suspend in (True, False):
             running.kube.edit(Kind.RLJOB, "team", "math", {"spec": {"suspend": suspend}})
             await running.settle(hours=0.01)
+
+    stalled = world(recorder, "RUNNING")
+    await stalled.stall()
+    await stalled.settle(hours=0.1)
 
     for kind, change in CHANGES.items():
         modified = world(recorder, "SUCCEEDED", refuseEvictions=True)

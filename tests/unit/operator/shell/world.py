@@ -178,6 +178,16 @@ class World:
                 self.is_booted = False
         raise AssertionError(f"not settled after 2000 rounds: {self.kube.writes[-10:]}, {self.errors[-3:]}")
 
+    async def stall(self) -> str:
+        """Begin an attempt whose first pod gets a node that does not create its containers. Returns the pod's name."""
+        await self.settle(until=lambda: bool(self.kube.names(Kind.POD)))
+        name = self.kube.names(Kind.POD)[0]
+        since = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": since}
+        self.kube.set_status(Kind.POD, "team", name, phase="Pending", conditions=[bound])
+        self.kuberay.step = lambda: False  # type: ignore[method-assign]
+        return name
+
     def status(self, name: str = "math") -> Manifest:
         return self.kube.one(Kind.RLJOB, name).get("status", {})
 

@@ -35,6 +35,18 @@ BROKEN = {
     + rb'{"question": "a", "answer": "1", "\uDbff": 1}'
     + b"\n"
     + b'{"question": "a \xed\xa0\x80", "answer": "1"}\n',
+    "array": b'[\n  {"question": "a", "answer": "1"},\n  {"question": "b", "answer": "2"}\n]\n',
+    "parquet": b"PAR1\x15\x04\x15\x10\nabc\xff\x00\nPAR1",
+    "gzip": b"\x1f\x8b\x08\x00abc\n\xff",
+    "git-lfs": b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 12\n",
+    "no-answers": b'{"question": "a", "answer": null}\n{"question": "b", "answer": NaN}\n{"question": "c", "answer": -Infinity}\n',
+    "unreadable-values": b'{"question": "a", "answer": '
+    + b"9" * 5000
+    + b'}\n{"question": "a", "m": '
+    + b"[" * 99999
+    + b"]" * 99999
+    + b"}\n",
+    "messages-as-text": b'{"question": [{"role": "user", "content": "a"}], "answer": 1}\n{"question": ["a"], "answer": 1}\n',
     "many-bad-lines": b"oops\n" * 14 + GOOD.encode(),
 }
 
@@ -65,6 +77,55 @@ def test_rows_keep_order_further_fields_and_number_answers(tmp_path):
     path.write_text('{"q": "é one", "a": 1, "level": 3}\r\n\n{"q": "two", "a": 2.5}')
     rows = read_rows(source(path, prompt_field="q", answer_field="a"))
     assert [(r.question, r.answer, r.metadata) for r in rows] == [("é one", "1", {"level": 3}), ("two", "2.5", {})]
+
+
+def test_answers_of_any_size_and_within_other_fields_are_found(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text(f'{{"q": "a", "r": {{"ground_truth": 1}}}}\n{{"q": "b", "r.ground_truth": {10**400}}}\n')
+    rows = read_rows(source(path, prompt_field="q", answer_field="r.ground_truth"))
+    assert [(r.answer, r.metadata) for r in rows] == [("1", {"r": {"ground_truth": 1}}), (str(10**400), {})]
+    with pytest.raises(DataError, match=r"line 1: no field 'r.other' \(other fields: r\)"):
+        read_rows(source(path, prompt_field="q", answer_field="r.other"))
+
+
+def conversation(*messages):
+    return [{"role": role, "content": content} for role, content in messages]
+
+
+def test_prompts_may_be_conversations(tmp_path):
+    path = tmp_path / "train.jsonl"
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two", "image": None}]
+    talk = conversation(("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello."))
+    talk.append({"role": "user", "content": parts, "name": None})
+    path.write_text(json.dumps({"prompt": talk, "answer": "3"}) + "\n" + json.dumps({"prompt": "as text", "answer": "4"}))
+    row, plain = read_rows(source(path, prompt_field="prompt", takes_messages=True))
+    assert row.messages == tuple(conversation(("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello."), ("user", "one two")))
+    assert (row.question, row.answer, row.metadata) == ("one two", "3", {"prompt": talk})
+    assert (plain.question, plain.messages) == ("as text", ())
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        (
+            conversation(("user", "a"), ("assistant", "b")),
+            "message 1, the last, is the assistant's; a prompt ends where the response begins",
+        ),
+        (conversation(("system", "a")), "no message of the user has text"),
+        (conversation(("user", None)), r"message 0 \(user\) has content that is not text"),
+        (
+            conversation(("user", [{"type": "image"}, {"type": "text", "text": "?"}])),
+            "has parts of type image; models are",
+        ),
+        ([{"role": "user", "content": "a", "tool_calls": []}], "has 'tool_calls'; only role and content reach the prompt"),
+        ([{"role": 1, "content": "a"}], "message 0 has role 1; it must be non-empty text"),
+    ],
+)
+def test_conversations_that_are_no_prompt_are_refused(messages, said, tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps({"question": messages, "answer": "1"}))
+    with pytest.raises(DataError, match=f"line 1: field 'question': .*{said}"):
+        read_rows(source(path, takes_messages=True))
 
 
 def test_answers_may_be_switched_off(tmp_path):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rljob_runtime.data import JsonlSource, PromptFormat, PromptSource, ReasoningGymSource, source
 from rljob_runtime.errors import DataError
+from tests.support.chat_tokenizers import chat_tokenizer
 from tests.support.data_builders import ADDITION, make_tokenizer, numbers_file
 
 TOKENIZER = make_tokenizer()
@@ -153,9 +154,55 @@ def test_templates_shape_the_prompt(folder):
     assert tokenizer.decode(prompt.token_ids) == prompt.text
 
 
+def test_prompts_that_are_left_out_are_announced_once_and_counted_at_the_end_of_the_first_epoch(folder):
+    source = JsonlSource(name="mixed", path=numbers_file(folder / "announced.jsonl", 9, long_every=3))
+    said: list[str] = []
+    stream = make_source([source], announce=said.append)
+    stream.next(20)
+    assert said == [
+        f"data source 'mixed': a prompt of {said[0].split()[6]} tokens is left out: it is longer than rollout.maxPromptTokens (14 tokens)",
+        "data source 'mixed': 3 of 9 prompts are left out: they are longer than rollout.maxPromptTokens (14 tokens)",
+    ]
+
+
+def chat_source(path, kind, **options):
+    jsonl = JsonlSource(name="a", path=path, takes_messages=True)
+    prompt_format = PromptFormat(chat_template=True, **options)
+    return PromptSource([jsonl], chat_tokenizer(kind), seed=0, max_prompt_tokens=99, prompt_format=prompt_format)
+
+
+def test_a_conversation_keeps_its_own_system_message_and_templates_get_their_parameters(tmp_path):
+    path = tmp_path / "talk.jsonl"
+    talk = [{"role": "system", "content": "Own."}, {"role": "user", "content": "Hi"}]
+    path.write_text(json.dumps({"question": talk, "answer": ""}) + "\n" + json.dumps({"question": "Hi", "answer": ""}))
+    user = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    thinks = {p.text for p in chat_source(path, "reasoning", system_prompt="Common.").next(2)}
+    assert thinks == {f"<|im_start|>system\n{system}<|im_end|>\n{user}" for system in ("Own.", "Common.")}
+    quiet = chat_source(path, "reasoning", system_prompt="Common.", template_parameters={"enable_thinking": False})
+    assert {p.text for p in quiet.next(2)} == {f"{text}<think>\n\n</think>\n\n" for text in thinks}
+
+
+def test_a_template_without_system_messages_is_refused_before_the_first_prompt(tmp_path):
+    path = numbers_file(tmp_path / "numbers.jsonl", 2)
+    assert chat_source(path, "no-system").next(1)[0].text.startswith("<start>user\nCalculate")
+    with pytest.raises(DataError, match=r"of a prompt \(system, user\): System role not supported; .*prompt.system"):
+        chat_source(path, "no-system", system_prompt="Be brief.")
+    path.write_text(json.dumps({"question": [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}], "answer": ""}))
+    with pytest.raises(DataError, match="System role not supported; if it takes no system message, write its text into the user's first"):
+        chat_source(path, "no-system").next(1)
+
+
+def test_the_order_of_earlier_versions_is_resumed(folder):
+    """Fingerprints are in checkpoints: new options change none that does not use them."""
+    source = JsonlSource(name="a", path=numbers_file(folder / "resumed.jsonl", 3))
+    assert make_source([source]).fingerprint == "cc1eb60d962b3e97"
+    assert make_source([dataclasses.replace(source, takes_messages=True)]).fingerprint == "cc1eb60d962b3e97"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"template_parameters": {"enable_thinking": False}}, "template_parameters are set but chat_template is false"),
         ({"prompt_template": "{question} {answer}"}, r"unknown placeholder \{answer\}"),
         ({"prompt_template": "{question!r}"}, r"unknown placeholder \{question!r:\}"),
         ({"prompt_template": "{question:>5}"}, r"unknown placeholder \{question!:>5\}"),

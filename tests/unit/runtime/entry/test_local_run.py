@@ -79,6 +79,16 @@ def test_a_suspended_job_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("resume", "said"), [(False, "is not empty; choose another output folder"), (True, "holds no run to resume")])
+def test_a_folder_that_cannot_be_taken_is_a_wrong_argument(resume: bool, said: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(launch, "preflight", lambda *_: LOCAL)
+    monkeypatch.setattr(local_run, "check", lambda text, **_: checked(text))
+    (tmp_path / "notes.txt").touch()
+    text = yaml.safe_dump(job(Path("m"), steps=1))
+    assert run_job(text, tmp_path / "job.yaml", tmp_path, overwrite=False, resume=resume) == ExitCode.INVALID
+    assert said in capsys.readouterr().err
+
+
 def test_a_run_whose_report_cannot_be_opened_or_closed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(launch, "preflight", lambda *_: LOCAL)
     folder = RunFolder.open(tmp_path / "run", FolderMode.NEW)

@@ -48,6 +48,7 @@ REASONS = {
     "CallbackError": Reason.DRIVER_FAILED,
     "PluginError": Reason.SPEC_INVALID,
     "RewardSetupError": Reason.REWARD_INVALID,
+    "RewardsFailedError": Reason.REWARD_INVALID,
     "EnvironmentSetupError": Reason.SPEC_INVALID,
     "DataError": Reason.DATA_INVALID,
     "FilteredOutError": Reason.DATA_INVALID,

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -499,8 +500,8 @@ def assembled(spec: RLJobSpec) -> tuple[Parts, LoopConfig]:
         trainer_scores=[scoring.result for scoring in ROLES[Role.TRAINER].scorings_in(spec)],
         names={component.role: component.name for component in spec.components},
     )
-    nothing = cast(Any, None)
-    return asyncio.run(assemble.assemble(spec, workers, nothing, None, nothing))
+    nothing, reporter = cast(Any, None), cast(Any, SimpleNamespace(event=lambda text, level: None))
+    return asyncio.run(assemble.assemble(spec, workers, nothing, None, reporter))
 
 
 def wired(spec: RLJobSpec, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

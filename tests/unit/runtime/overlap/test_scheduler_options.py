@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rljob_runtime.errors import FilteredOutError
+from rljob_runtime.errors import FilteredOutError, RewardsFailedError
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.filters import GroupFilter
 from rljob_runtime.overlap.samples import sample_seed
@@ -163,6 +163,40 @@ def test_a_filter_that_keeps_nothing_is_an_error_with_its_bounds_and_the_last_me
     async def body() -> None:
         with pytest.raises(FilteredOutError, match=r"6 groups in a row .* mean > 0.1 and mean < 0.9, .* are 1, 1, 1, 1, 1; give prompts"):
             await take(scheduler, 2, 0)
+
+    within(scheduler, body())
+
+
+def failing(fails: Callable[[int], bool]) -> Any:
+    async def score(batch: RewardBatch) -> list[RewardResult]:
+        return [
+            RewardResult(sample_id=name, score=None, errors={"mine": 1}, error="reward 'mine': KeyError: 'gold'")
+            if fails(int(name.split("/")[0]))
+            else RewardResult(sample_id=name, score=by_sample(name))
+            for name in batch.sample_ids
+        ]
+
+    rollout = {"sampling": Sampling(max_tokens=1000)}
+    engines, gate = [TimedEngine("e0", slots=64)], make_gate(2, 0, steps=500)
+    return make_scheduler(engines, gate, rollout=rollout, fleet={"stall_timeout_s": 1000.0}, score=score)
+
+
+def test_rewards_that_fail_on_everything_end_the_run_with_their_error() -> None:
+    """Or it would generate and drop groups until somebody looks."""
+    scheduler = failing(lambda group: True)
+
+    async def body() -> None:
+        with pytest.raises(RewardsFailedError, match=r"of 100 groups .* reward 'mine': KeyError: 'gold'; correct the reward or the data"):
+            await take(scheduler, 2, 0)
+
+    within(scheduler, body())
+
+
+def test_rewards_that_fail_on_most_groups_do_not() -> None:
+    scheduler = failing(lambda group: group % 50 != 0)
+
+    async def body() -> None:
+        assert [g.group_id for g in await take(scheduler, 2, 0)] == [0, 50]
 
     within(scheduler, body())
 

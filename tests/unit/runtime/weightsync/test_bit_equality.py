@@ -238,7 +238,7 @@ def test_a_port_that_was_free_may_be_taken_before_a_sender_listens(make: Make, m
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        monkeypatch.setattr(inprocess, "group_port", lambda host: other.getsockname()[1])
+        monkeypatch.setattr(inprocess, "held_port", lambda host: other.getsockname()[1])
         assert asyncio.run(syncs(make, 2, 1, 1, None, while_generating=False)) == [MANIFEST.total_bytes] * 5
 
 

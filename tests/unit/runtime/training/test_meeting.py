@@ -1,0 +1,44 @@
+"""Ranks meet on a port that nobody can take between its choice and the meeting."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rljob_runtime.cluster import ports
+from rljob_runtime.training.meeting import form_group, meeting_store
+from tests.support.ports import needs_ipv6
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
+def test_a_group_meets_on_the_port_that_was_held_for_it(host: str) -> None:
+    port = ports.held_port(host)
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as other, pytest.raises(OSError, match="in use"):
+        other.bind((host, port))
+    form_group(torch.device("cpu"), host, port, rank=0, world_size=1, timeout_s=20.0)
+    assert ports.take_listener(port) is None
+    try:
+        value = torch.ones(1)
+        dist.all_reduce(value)
+        assert value.item() == 1
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_port_is_taken_once_and_those_that_nobody_takes_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = ports.held_port("127.0.0.1")
+    listener = ports.take_listener(port)
+    assert listener is not None
+    listener.close()
+    assert ports.take_listener(port) is None
+    with meeting_store("127.0.0.1", port, 1.0) as store:
+        assert store is None, "another process serves it"
+    monkeypatch.setattr(ports, "MAX_HELD", 1)
+    oldest, newest = ports.held_port("127.0.0.1"), ports.held_port("127.0.0.1")
+    assert ports.take_listener(oldest) is None
+    kept = ports.take_listener(newest)
+    assert kept is not None
+    kept.close()
