@@ -73,10 +73,11 @@ GIB_PER_PROCESS = 5
 """Of pytest and a small job that it waits for."""
 
 # Set before any test module is imported, because the libraries read these at import time; child processes (Ray workers) inherit them.
-_HF_HOME = tempfile.mkdtemp(prefix="rljob-tests-hf-")
+# One cache for all processes of pytest in a session: forked workers are shared by processes whose libraries read the same variables.
+_OWN_HF_HOME = None if "PYTEST_XDIST_WORKER" in os.environ else tempfile.mkdtemp(prefix="rljob-tests-hf-")
 os.environ.update(
     DO_NOT_TRACK="1",
-    HF_HOME=_HF_HOME,
+    HF_HOME=_OWN_HF_HOME or os.environ["HF_HOME"],
     HF_HUB_OFFLINE="1",
     RAY_USAGE_STATS_ENABLED="0",
     TOKENIZERS_PARALLELISM="false",
@@ -178,4 +179,5 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure() -> None:
     _forking.close()
-    shutil.rmtree(_HF_HOME, ignore_errors=True)
+    if _OWN_HF_HOME is not None:
+        shutil.rmtree(_OWN_HF_HOME, ignore_errors=True)
