@@ -33,7 +33,15 @@ WITH_API_SERVER = (
     "test_operator_webhook.py",
 )
 """Files of one API server, which computes 10 s before it serves: run by one process, beginning with those that mostly wait."""
-WITH_VLLM = ("test_vllm_engine.py", "test_patched_updates.py", "test_sampling_mask.py", "test_router_replay.py", "test_mixture_engine.py")
+WITH_VLLM = (
+    "test_vllm_engine.py",
+    "test_engine_offload.py",
+    "test_patched_updates.py",
+    "test_sampling_mask.py",
+    "test_router_replay.py",
+    "test_mixture_engine.py",
+    "test_served_adapters.py",
+)
 """Files of vLLM in the process of the test, whose imports compute 6 s: by one process as well."""
 TOGETHER = {name: files[0] for files in (WITH_API_SERVER, WITH_VLLM) for name in files}
 """The file by which those are called that one process runs."""

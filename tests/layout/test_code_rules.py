@@ -25,9 +25,23 @@ def does_nothing(body: list[ast.stmt]) -> bool:
     return all(isinstance(s, ast.Pass | ast.Continue) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)) for s in body)
 
 
+def nodes_of(source: str, *words: str) -> Iterator[ast.AST]:
+    """The syntax tree's nodes; none where no word is in the text, which is much cheaper to look at.
+
+    Python takes some other letters in a name for those of ASCII, so that text with any is always parsed.
+    """
+    if any(word in source for word in words) or not source.isascii():
+        yield from ast.walk(ast.parse(source))
+
+
+def is_monkeypatch(function: ast.expr) -> bool:
+    """Whether it is ``monkeypatch.setattr``."""
+    return isinstance(function, ast.Attribute) and function.attr == "setattr" and ast.unparse(function.value) == "monkeypatch"
+
+
 def offences(source: str) -> Iterator[tuple[int, str]]:
     """Line and sentence for each ``eval``/``exec`` call, broad handler that drops what it caught, and monkeypatched setting of torch."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source, "eval", "exec", "except", "setattr"):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
             yield node.lineno, f"calls {node.func.id}"
         if isinstance(node, ast.ExceptHandler):
@@ -36,14 +50,14 @@ def offences(source: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, "bare except"
             elif caught & BROAD and does_nothing(node.body):
                 yield node.lineno, "swallows every exception"
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "monkeypatch.setattr" and node.args:
+        if isinstance(node, ast.Call) and is_monkeypatch(node.func) and node.args:
             target = ast.unparse(node.args[0])
             if target.startswith("torch.") and target.endswith(".config"):  # undone by delattr, which hides the setting in this process
                 yield node.lineno, f"monkeypatches {target}; use {target}.patch"
 
 
 def prints(source: str) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source, "print"):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
             yield node.lineno, "prints"
 
