@@ -43,7 +43,12 @@ def play_alone(model, tokenizer, number: int) -> bool:
 def test_many_episodes_at_once_are_played_as_each_alone(monkeypatch):
     torch.manual_seed(0)
     played = []
-    monkeypatch.setattr(lake, "play", lambda *given, **options: played.append(len(given[2])) or play(*given, **options))
+
+    def counted(model, tokenizer, seeds, **options):
+        played.append(len(seeds))
+        return play(model, tokenizer, seeds, **options)
+
+    monkeypatch.setattr(lake, "play", counted)
     tokenizer = lake_tokenizer()
     model = Qwen2ForCausalLM(model_config(TinySize.TINY, tokenizer))
     warm_start_lake(model, tokenizer, LakeConfig(**{name: getattr(FAST, name) for name in FAST.__slots__} | {"rule_steps": 10}), seed=0)
