@@ -33,7 +33,15 @@ WITH_API_SERVER = (
     "test_operator_webhook.py",
 )
 """Files of one API server, which computes 10 s before it serves: run by one process, beginning with those that mostly wait."""
-WITH_VLLM = ("test_vllm_engine.py", "test_patched_updates.py", "test_sampling_mask.py", "test_router_replay.py", "test_mixture_engine.py")
+WITH_VLLM = (
+    "test_vllm_engine.py",
+    "test_engine_offload.py",
+    "test_patched_updates.py",
+    "test_sampling_mask.py",
+    "test_router_replay.py",
+    "test_mixture_engine.py",
+    "test_served_adapters.py",
+)
 """Files of vLLM in the process of the test, whose imports compute 6 s: by one process as well."""
 TOGETHER = {name: files[0] for files in (WITH_API_SERVER, WITH_VLLM) for name in files}
 """The file by which those are called that one process runs."""
@@ -73,10 +81,11 @@ GIB_PER_PROCESS = 5
 """Of pytest and a small job that it waits for."""
 
 # Set before any test module is imported, because the libraries read these at import time; child processes (Ray workers) inherit them.
-_HF_HOME = tempfile.mkdtemp(prefix="rljob-tests-hf-")
+# One cache for all processes of pytest in a session: forked workers are shared by processes whose libraries read the same variables.
+_OWN_HF_HOME = None if "PYTEST_XDIST_WORKER" in os.environ else tempfile.mkdtemp(prefix="rljob-tests-hf-")
 os.environ.update(
     DO_NOT_TRACK="1",
-    HF_HOME=_HF_HOME,
+    HF_HOME=_OWN_HF_HOME or os.environ["HF_HOME"],
     HF_HUB_OFFLINE="1",
     RAY_USAGE_STATS_ENABLED="0",
     TOKENIZERS_PARALLELISM="false",
@@ -179,4 +188,5 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure() -> None:
     _forking.close()
-    shutil.rmtree(_HF_HOME, ignore_errors=True)
+    if _OWN_HF_HOME is not None:
+        shutil.rmtree(_OWN_HF_HOME, ignore_errors=True)

@@ -1,6 +1,7 @@
 """Runs a test file's ranks in real processes over gloo; they leave results for the tests to read.
 
-The ranks are forks of one fresh process, because importing torch and transformers costs more than all they do.
+The ranks are forks of one fresh process, because importing torch and transformers costs more than all they do. That process in turn is
+forked from one that all test files share (:mod:`tests.support.forked_workers`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from rljob_runtime.training.parallel import layout_of
 from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.packing import plan_buckets, unpack
 from rljob_runtime.weightsync.parcel import checksum
+from tests.support import forked_workers
 from tests.support.pace import HANG_S
 from tests.support.ports import free_ports
 
@@ -37,18 +39,13 @@ DEADLINE_S = 3 * HANG_S
 Arrays = dict[str, np.ndarray]
 
 
-WITHOUT_COLLECTOR = """
-import gc, runpy, sys
-gc.disable()  # a fifth of what the imports compute; fork_ranks enables it again
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+WITHOUT_COLLECTOR = Path(__file__).with_name("without_collector.py")
 
 
 def run_script(script: str, folder: Path) -> None:
     """Run ``script FOLDER``, which calls :func:`fork_ranks`, and expect success."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", WITHOUT_COLLECTOR, script, str(folder)]
+    command = forked_workers.script_command(forked_workers.RANKS, WITHOUT_COLLECTOR, script, str(folder))
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S + 10.0, check=False)
     assert done.returncode == 0, f"{script} failed:\n{done.stderr[-4000:]}"
 

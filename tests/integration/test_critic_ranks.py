@@ -1,14 +1,11 @@
 """Two critic ranks, data-parallel or tensor-parallel, against one: gradients, metrics, values, offload, checkpoints across layouts.
 
-The ranks are real processes over gloo: this file runs itself once per rank (``main``), and the tests read what rank 0 wrote.
+The ranks are real processes over gloo, forks of this file's script (``rank_processes``), and the tests read what rank 0 wrote.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +19,10 @@ from rljob_runtime.training import model
 from rljob_runtime.training.critic import CriticWorker
 from rljob_runtime.training.critic_config import CriticConfig
 from rljob_runtime.training.value_step import prepare_values
+from tests.integration.rank_processes import fork_ranks, run_script
 from tests.integration.test_critic import full_weights, gradients, make_batch, set_head
 from tests.support.pace import HANG_S
-from tests.support.ports import free_port
+from tests.support.ports import free_port, free_ports
 from tests.support.trainers import save_model, tiny_qwen2
 
 DEADLINE_S = HANG_S
@@ -32,6 +30,7 @@ LAYOUTS = {"one": (1, 1), "data-parallel": (2, 1), "tensor-parallel": (1, 2)}
 """Data-parallel and tensor-parallel ranks."""
 UNITS = {"by-layer": 0, "one-unit": model.ONE_UNIT_BYTES}
 TWO = [layout for layout in LAYOUTS if layout != "one"]
+NUM_PORTS = len(UNITS) * len(TWO)
 
 
 def part(batch: TrainBatch, rank: int, world_size: int) -> TrainBatch:
@@ -94,12 +93,17 @@ def run_rank(rank: int, layout: str, port: int, model_folder: str, out: Path, re
         worker.shutdown()
 
 
-def run_all(rank: int, jobs: list[list[str]], folder: Path) -> None:
-    """Jobs one after another, in one process, because starting one takes longer than a job."""
-    for unit, layout, port in jobs:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(model, "ONE_UNIT_BYTES", UNITS[unit])
-            run_rank(rank, layout, int(port), str(folder / "model"), folder / unit / layout)
+def run_layouts(rank: int, layouts: list[str], ports: list[int], folder: Path) -> None:
+    """Layouts one after another, in each kind of unit."""
+    for unit, size in UNITS.items():
+        for layout in layouts:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(model, "ONE_UNIT_BYTES", size)
+                run_rank(rank, layout, ports.pop(), str(folder / "model"), folder / unit / layout)
+
+
+def main(rank: int, ports: list[int], folder: Path) -> None:
+    run_layouts(rank, TWO, ports, folder)
 
 
 @pytest.fixture(scope="module")
@@ -107,31 +111,11 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the model, and of results by unit and layout."""
     folder = tmp_path_factory.mktemp("ranks")
     save_model(folder / "model", tiny_qwen2(tie_word_embeddings=True, vocab_size=62), seed=3)  # even, so that the embedding is divided too
-    jobs = []
     for unit in UNITS:
         for layout in LAYOUTS:
             (folder / unit / layout).mkdir(parents=True)
-            jobs.append([unit, layout, str(free_port())])
-    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
-    arguments = [json.dumps([job for job in jobs if job[1] in TWO]), str(folder)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), *arguments],
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        run_all(0, [job for job in jobs if job[1] not in TWO], folder)
-        for rank, process in enumerate(processes):
-            _, errors = process.communicate(timeout=DEADLINE_S)
-            assert process.returncode == 0, f"rank {rank} failed:\n{errors}"
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait(timeout=HANG_S)
+    run_script(__file__, folder)
+    run_layouts(0, ["one"], free_ports(len(UNITS)), folder)
     return folder
 
 
@@ -177,4 +161,4 @@ def test_one_rank_resumes_from_any_layout(runs: dict[str, Path], everything: Pat
 
 
 if __name__ == "__main__":
-    run_all(int(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3]))
+    fork_ranks(2, NUM_PORTS, main)

@@ -88,6 +88,17 @@ def test_a_fork_is_what_the_interpreter_would_have_started(launch: Launch, tmp_p
     assert not other["preloaded"], "forked from a process whose libraries had read another number of threads"
 
 
+def test_scripts_of_tests_are_forked_as_well(launch: Launch, tmp_path: Path) -> None:
+    """Those of trainer ranks; ``launch`` has the manager."""
+    script = tmp_path / "script.py"
+    script.write_text(TELLS)
+    command = forked_workers.script_command(("colorsys",), script, "folder")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    found = [reported(subprocess.Popen(command, text=True, **pipes)) for _ in range(3)]
+    assert [one["argv"] for one in found] == [[str(script), "folder"]] * 3
+    assert [one["preloaded"] for one in found] == [False, True, True]
+
+
 def test_a_launcher_ends_as_its_fork_and_a_fork_with_its_launcher(launch: Launch) -> None:
     assert [launch(ENDED_BY).wait(HANG_S) for _ in range(2)] == [-signal.SIGTERM, -signal.SIGTERM]
     asked = launch(WAITS)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
 
 from rljob_runtime.environments.codec import Codec
 from rljob_runtime.errors import ModelError
-from rljob_runtime.tiny import FROZEN_LAKE, TINY_FILE, TinySize, TinySummary
+from rljob_runtime.tiny import FROZEN_LAKE, TINY_FILE, TinySize, TinySummary, lake
 from rljob_runtime.tiny.lake import LakeConfig, lake_tokenizer, make_lake, warm_start_lake
 from rljob_runtime.tiny.lake_corpus import MAX_RESPONSE, PROMPT, Episode
 from rljob_runtime.tiny.lake_play import play
@@ -40,11 +40,19 @@ def play_alone(model, tokenizer, number: int) -> bool:
     return episode.success
 
 
-def test_many_episodes_at_once_are_played_as_each_alone():
+def test_many_episodes_at_once_are_played_as_each_alone(monkeypatch):
     torch.manual_seed(0)
+    played = []
+
+    def counted(model, tokenizer, seeds, **options):
+        played.append(len(seeds))
+        return play(model, tokenizer, seeds, **options)
+
+    monkeypatch.setattr(lake, "play", counted)
     tokenizer = lake_tokenizer()
     model = Qwen2ForCausalLM(model_config(TinySize.TINY, tokenizer))
     warm_start_lake(model, tokenizer, LakeConfig(**{name: getattr(FAST, name) for name in FAST.__slots__} | {"rule_steps": 10}), seed=0)
+    assert played == [FAST.num_probed, FAST.num_probed, FAST.num_measured, FAST.num_measured], "no more than its settings say"
     together = [play(model, tokenizer, [number], temperature=0.0, seed=0).success > 0 for number in range(4)]
     assert together == [play_alone(model, tokenizer, number) for number in range(4)]
     assert play(model, tokenizer, range(4), temperature=0.0, seed=0).success == sum(together) / 4

@@ -1,28 +1,21 @@
 """Two ranks whose AdamW states come for the step alone: what one of them cannot load, none of them steps with.
 
-The ranks are real processes over gloo: this file runs itself once per rank (``main``).
+The ranks are real processes over gloo, forks of this file's script (``rank_processes``).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
-
-import torch
 
 from rljob_runtime.errors import OffloadError
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.worker import PolicyWorker
+from tests.integration.rank_processes import fork_ranks, run_script
 from tests.integration.test_trainer_ranks import make_batch, make_model
-from tests.layout.tree import ROOT
 from tests.support.offload_fakes import FailingCopies, bytes_of
 from tests.support.pace import HANG_S
-from tests.support.ports import free_ports
-
-DEADLINE_S = HANG_S
 
 
 def run_rank(rank: int, port: int, folder: str, fails: bool) -> dict[str, object]:
@@ -55,26 +48,16 @@ def digest(worker: PolicyWorker) -> str:
     return sums.hexdigest()
 
 
-def main(rank: str, *ports: str, folder: str) -> None:
-    torch.set_num_threads(1)
-    print(json.dumps([run_rank(int(rank), int(port), folder, fails) for port, fails in zip(ports, (False, True), strict=True)]))
-
-
-def both_ranks(folder: Path) -> list[list[dict[str, object]]]:
-    """By rank: without a failure and with one."""
-    ports = [str(port) for port in free_ports(2)]
-    command = [sys.executable, "-m", "tests.integration.test_optimizer_around_step", str(folder)]
-    running = [subprocess.Popen([*command, rank, *ports], cwd=ROOT, stdout=subprocess.PIPE, text=True) for rank in "01"]
-    try:
-        return [json.loads(process.communicate(timeout=DEADLINE_S)[0].splitlines()[-1]) for process in running]
-    finally:
-        for process in running:
-            process.kill()
+def main(rank: int, ports: list[int], folder: Path) -> None:
+    """Without a failure and with one."""
+    found = [run_rank(rank, port, str(folder / "model"), fails) for port, fails in zip(ports, (False, True), strict=True)]
+    (folder / f"{rank}.json").write_text(json.dumps(found))
 
 
 def test_an_update_is_made_on_all_ranks_or_on_none(tmp_path: Path) -> None:
     make_model(tmp_path / "model")
-    plain, failed = zip(*both_ranks(tmp_path / "model"), strict=True)
+    run_script(__file__, tmp_path)
+    plain, failed = zip(*(json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)), strict=True)
     for rank in (0, 1):
         assert failed[rank]["untouched"]
         assert str(failed[rank]["error"]).startswith("update 0 of step 1 was not made on any rank: ")
@@ -85,4 +68,4 @@ def test_an_update_is_made_on_all_ranks_or_on_none(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[2:], folder=sys.argv[1])
+    fork_ranks(2, 2, main)

@@ -1,14 +1,11 @@
 """Two data-parallel ranks against one: gradients, losses, log-probs, packed weights, checkpoints across numbers of ranks.
 
-The ranks are real processes over gloo: this file runs itself once per rank (``main``), and the tests read what rank 0 wrote.
+The ranks are real processes over gloo, forks of this file's script (``rank_processes``), and the tests read what rank 0 wrote.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +24,12 @@ from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.packing import plan_buckets, unpack
 from rljob_runtime.weightsync.parcel import checksum
 from rljob_runtime.weightsync.shares import shared_out
+from tests.integration.rank_processes import fork_ranks, run_script
 from tests.support.pace import HANG_S
 from tests.support.ports import free_port
 from tests.support.trainers import VOCAB, save_model, tiny_qwen2
 
-DEADLINE_S = HANG_S
+UNITS = {"sharded by layer": 0, "one unit": model.ONE_UNIT_BYTES}
 
 
 def make_model(folder: Path) -> None:
@@ -122,35 +120,28 @@ def run_rank(rank: int, world_size: int, port: int, model_folder: str, out: Path
         worker.shutdown()
 
 
-@pytest.fixture(scope="module", params=[0, model.ONE_UNIT_BYTES], ids=["sharded by layer", "one unit"])
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+def main(rank: int, ports: list[int], base: Path) -> None:
+    for unit, size in UNITS.items():
+        model.ONE_UNIT_BYTES = size
+        run_rank(rank, 2, ports.pop(), str(base / "model"), base / unit)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the model, of what one rank makes of it, and of what two do, by the unit of sharding."""
+    folder = tmp_path_factory.mktemp("ranks")
+    make_model(folder / "model")
+    for name in ("one", *UNITS):
+        (folder / name).mkdir()
+    run_script(__file__, folder)
+    run_rank(0, 1, free_port(), str(folder / "model"), folder / "one")
+    return folder
+
+
+@pytest.fixture(params=list(UNITS))
+def runs(request: pytest.FixtureRequest, base: Path) -> dict[int, Path]:
     """Folder of results by number of ranks."""
-    base = tmp_path_factory.mktemp("ranks")
-    folder, one, two = base / "model", base / "one", base / "two"
-    make_model(folder)
-    one.mkdir()
-    two.mkdir()
-    port = free_port()
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(port), str(folder), str(two), str(request.param)],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        run_rank(0, 1, free_port(), str(folder), one)
-        for rank, process in enumerate(processes):
-            _, errors = process.communicate(timeout=DEADLINE_S)
-            assert process.returncode == 0, f"rank {rank} failed:\n{errors}"
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait(timeout=HANG_S)
-    return {1: one, 2: two}
+    return {1: base / "one", 2: base / request.param}
 
 
 def load(runs: dict[int, Path], world_size: int, prefix: str) -> dict[str, np.ndarray]:
@@ -210,5 +201,4 @@ def test_one_rank_resumes_from_any_number_of_ranks(runs: dict[int, Path], saved_
 
 
 if __name__ == "__main__":
-    model.ONE_UNIT_BYTES = int(sys.argv[5])
-    run_rank(int(sys.argv[1]), 2, int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
+    fork_ranks(2, len(UNITS), main)

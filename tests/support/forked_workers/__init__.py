@@ -12,6 +12,8 @@ and forks a worker in milliseconds:
 - :mod:`.environments` answers in the place of Ray's agent of runtime environments, through which the launcher learns what it starts.
 - :mod:`.preloaded` imports, makes sure that it has no second thread, and forks. Ray is not imported before the fork.
 
+:func:`script_command` does the same for a script of a test, such as those that fork trainer ranks.
+
 :func:`use` makes the embedded clusters of a process do so. Tests of `rljob run` use it unless they ask for a start as users have it
 (``tests.integration.jobs.Running``); the quickstart of one seed and the in-cluster driver are always started as users' are.
 """
@@ -43,6 +45,13 @@ ENGINE = (
     "vllm.model_executor.models.qwen2",
 )
 TRAINER = ("rljob_runtime.training.worker", "rljob_runtime.training.critic", "transformers.models.qwen2.modeling_qwen2")
+RANKS = (
+    *TRAINER,
+    "pytest",
+    "safetensors.torch",
+    *(f"transformers.models.{kind}.modeling_{kind}" for kind in ("llama", "qwen3", "qwen3_moe", "qwen2_moe", "mixtral", "deepseek_v3")),
+)
+"""What scripts of test files that fork trainer ranks import in any case."""
 LIGHT = ("rljob_runtime.rewards.worker", "rljob_runtime.environments.worker", "transformers.models.qwen2.tokenization_qwen2")
 MODULES = {
     "rljob_runtime.engine.vllm.engine:VllmEngine": ENGINE,
@@ -57,6 +66,15 @@ MODULES = {
 """What a worker of this factory imports in any case; others are started as users' are."""
 HERE = Path(__file__).parent
 LAUNCHER = HERE / "launcher.py"
+CONTEXT = "--serialized-runtime-env-context="
+"""The launcher's option for what Ray's agent of runtime environments answers."""
+
+
+def script_command(modules: tuple[str, ...], script: Path, *arguments: str) -> list[str]:
+    """The command line of a script: a fork of a process with ``modules`` where there is one, else what the interpreter starts."""
+    worker = json.dumps({"modules": modules, "environment": {}})
+    context = json.dumps({"env_vars": {WORKER: worker}})
+    return [sys.executable, str(LAUNCHER), f"{CONTEXT}{context}", str(script), *arguments]
 
 
 @contextlib.contextmanager

@@ -58,7 +58,7 @@ class LakeConfig:
     calibration_steps: int = 8
     """Optimizer steps per nudge."""
     num_probed: int = 768
-    """Episodes that are played before each nudge."""
+    """Episodes that are played before each nudge; 256 of them at most after the first phase."""
     num_measured: int = 1024
     """Episodes that are played at the end, on maps of their own."""
 
@@ -141,14 +141,14 @@ def warm_start_lake(
     model.train()
     corpus = demonstrations(tokenizer, count=config.num_demonstrations, turns=MAX_TURNS, best_share=None, seed=seed)
     learner.learn(corpus, config.rule_steps, lambda step: _rule_rate(config, step), lambda done: report("rule", done / total))
-    rule = play(model, tokenizer, range(_PROBE_SEED, _PROBE_SEED + 256), temperature=0.0, seed=seed)
+    maps = range(_PROBE_SEED, _PROBE_SEED + config.num_probed)
+    rule = play(model, tokenizer, maps[:256], temperature=0.0, seed=seed)
     noise_steps, best_share = 0, config.best_share
     for number in range(config.calibration_rounds + 1):
         steps = config.calibration_steps if number else config.noise_steps
         report("noise" if number == 0 else "calibration", (config.rule_steps + noise_steps) / total)
         learner.learn(learner.noise(best_share, number), steps, lambda _step: config.learning_rate / 6)
         noise_steps += steps
-        maps = range(_PROBE_SEED, _PROBE_SEED + config.num_probed)
         success = play(model, tokenizer, maps, temperature=1.0, seed=seed + number).success
         if config.aim[0] <= success <= config.aim[1]:
             break
