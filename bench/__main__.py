@@ -95,6 +95,7 @@ MEASUREMENTS = (
 
 
 PARTS = {
+    "gpu_check-engines": "on a GPU: weights through every transport, how long an engine stops, vLLM in fp8 and with speculation",
     "weightsync-adapters": "LoRA adapters alone, compared with merged weights",
     "weightsync-engine": "how long a real vLLM engine stops for full and for sparse updates",
     "weightsync-nodes": "time of a weight sync between two nodes, compared with a bare socket",

@@ -93,20 +93,9 @@ def thinned(rows: Sequence[str], most: int = 9) -> list[str]:
     return [rows[number] for number in sorted(chosen)]
 
 
-def gpu_newer(values: Values) -> list[str]:
-    """How many lines the checks added last have, and how many passed."""
-    lines = [line for part in ("transports", "stall", "engine_variants") for line in values[part]["lines"]]
-    return [f"{len(lines)}", f"{sum(line['verdict'] == 'PASS' for line in lines)}"]
-
-
-def gpu_status(values: Values) -> list[str]:
-    """Passed and all checks; MFU at 7B; largest deviation of memory that passed; the peak that did not, and its estimate."""
-    lines = [line for line in values["lines"] if line["verdict"] in {"PASS", "FAIL"}]
-    passed = [line for line in lines if line["verdict"] == "PASS"]
-    (mfu,) = [line["compared"] for line in lines if line["check"] == "train-7B" and line["what"] == "training step, MFU"]
-    (failed,) = [line for line in lines if line["verdict"] == "FAIL"]
-    apart = max(abs(line["compared"] - 1.0) for line in passed if line["check"].startswith("train-") and line["what"] in MEMORY)
-    return [str(len(passed)), str(len(lines)), f"{100 * mfu:.0f}", f"{100 * apart:.0f}", f"{failed['value']:.1f}", f"{failed['limit']:.1f}"]
+def gpu_lines(values: Values) -> list[str]:
+    """How many lines there are, and how many passed."""
+    return [f"{len(values['lines'])}", f"{sum(line['verdict'] == 'PASS' for line in values['lines'])}"]
 
 
 def gpu_memory(values: Values) -> list[str]:

@@ -79,13 +79,7 @@ QUOTES = (
         values=lambda v: [f"{read.way(v, 'clone')['environment_bytes'] / 1e9:.0f}"],
     ),
     Quote(stem="newcomer", text="[{} minutes](bench/results/newcomer.md), of which {} s of setup", values=read.newcomer_clone),
-    Quote(
-        stem="gpu_check",
-        text="{} of {} checks of `tools/gpu-check` passed; a 7B model trained at {} % of the measured matrix-product throughput; "
-        "memory was within {} % of the estimate except for the peak of a training step at 0.5B ({} GiB, {} estimated",
-        values=read.gpu_status,
-    ),
-    Quote(stem="gpu_check", text="of {} newer lines {} passed", values=read.gpu_newer),
+    Quote(stem="gpu_check-engines", text="Of the {} lines of `tools/gpu-check` that were measured last, {} passed", values=read.gpu_lines),
     Quote(stem="upstream", text="[{} of {}](bench/results/upstream.md) upstream text jobs", values=read.upstream),
     Quote(
         stem="placement",

@@ -40,6 +40,10 @@ def test_a_result_names_its_date_and_a_commit_without_local_changes(stem: str) -
         assert not figures.unclean(stem), f"{stem}.json: date {date!r}, commit {commit!r}: measure it on a commit without local changes"
 
 
+def test_the_readme_quotes_results_of_a_known_state_of_the_code() -> None:
+    assert {quote.stem for quote in QUOTES if quote.page == README} & UNCLEAN == set()
+
+
 def test_the_exceptions_are_results() -> None:
     assert {stem for stem in UNCLEAN if not (RESULTS / f"{stem}.json").is_file()} == set()
 
