@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, WeightSyncError, WorkerLostError
+from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, EngineLostError, WeightSyncError, WorkerLostError
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync import group
 from rljob_runtime.weightsync.copies import COPIES
-from rljob_runtime.weightsync.group import MEMBERSHIPS, Memberships
+from rljob_runtime.weightsync.group import MEMBERSHIPS, Member, Memberships
 from rljob_runtime.weightsync.parcel import Digest
 from rljob_runtime.weightsync.shared_memory import FOLDER, prefix_of
 from rljob_runtime.weightsync.transport import ByteArray, SyncLink, TransportSettings
 from rljob_runtime.weightsync.transports import collective
-from rljob_runtime.weightsync.transports.collective import HOST, NcclTransport, TcpTransport
+from rljob_runtime.weightsync.transports.collective import HOST, Broadcast, NcclTransport, TcpTransport
 from rljob_runtime.weightsync.transports.ipc import IpcTransport
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
 from rljob_runtime.weightsync.transports.shared_memory import SharedMemoryTransport
 from tests.support.pace import HANG_S
-from tests.support.sync_setting import MANIFEST, SHORT_S, Faulty, Setting, Trainer
+from tests.support.sync_setting import MANIFEST, SHORT_S, Faulty, Setting, Trainer, corrupted
 
 
 def shared_tcp(settings: TransportSettings) -> TcpTransport:
@@ -338,6 +340,13 @@ async def test_an_engine_that_receives_on_its_device_begins_once_all_changes_are
     log: list[str] = []
     setting = Setting(NcclTransport, 0.5, [Logged(log) for _ in range(engines)])
     changed = 0
+    begun: list[int] = []
+    broadcast = Member.broadcast
+
+    def sent(member: Member, data: torch.Tensor, sequence: int) -> None:
+        if threading.current_thread().name == "rljob-group-0":
+            begun.append(log.count("pack"))
+        broadcast(member, data, sequence)
 
     def send_weights(version: int, part: int) -> Any:
         if version > 0:
@@ -349,6 +358,7 @@ async def test_an_engine_that_receives_on_its_device_begins_once_all_changes_are
         numbers[:] = 7.0
         numbers[:changed] = setting.trainer.value
 
+    monkeypatch.setattr(Member, "broadcast", sent)
     monkeypatch.setattr(setting.trainer, "send_weights", send_weights)
     monkeypatch.setattr(setting.trainer, "fill", fill)
     parts, loads = len(MANIFEST.buckets), engines * ["load"]
@@ -357,6 +367,7 @@ async def test_an_engine_that_receives_on_its_device_begins_once_all_changes_are
         nonlocal changed
         changed = numbers
         log.clear()
+        begun.clear()
         await setting.publish(version)
         assert setting.warnings == []
         for index in range(engines):
@@ -370,11 +381,75 @@ async def test_an_engine_that_receives_on_its_device_begins_once_all_changes_are
         assert sorted(found) == sorted(once_all_are_packed)
         assert found.index("load") <= 2
     assert await logged(3, 2) == once_all_are_packed
+    assert begun == [parts] * parts  # a broadcast that nobody takes would keep the device from what packing may wait for
     for version, numbers in ((4, 20), (5, 0)):  # 160 bytes of each bucket, and room for 200
         found = await logged(version, numbers)
         assert sorted(found) == sorted(once_all_are_packed)
         assert 2 <= found.index("load") <= 3
     assert await logged(6, 2) == once_all_are_packed
+    setting.stop()
+
+
+async def test_an_engine_that_is_lost_while_changes_wait_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As somebody else finds out: the others begin again without it."""
+    prepared: list[tuple[Any, str]] = []
+    setting = Setting(NcclTransport, 0.5, [Faulty(), Watched(prepared)])
+
+    def fill(bucket: Bucket, out: ByteArray) -> None:
+        numbers = out.view(np.float32)
+        numbers[:] = 7.0
+        numbers[0] = setting.trainer.value
+
+    def send_weights(version: int, part: int) -> Any:
+        if version == 3 and part == len(MANIFEST.buckets) - 1:
+            setting.publisher.leave_out(0, EngineLostError("engine-0", "signal 9", "no log"))
+        return Trainer.send_weights(setting.trainer, version, part)
+
+    monkeypatch.setattr(setting.trainer, "fill", fill)
+    monkeypatch.setattr(setting.trainer, "send_weights", send_weights)
+    for version in (1, 2):
+        await setting.publish(version)
+    prepared.clear()
+    await setting.publish(3)
+    assert len(prepared) == 1
+    assert setting.engines[1].version() == 3
+    assert setting.warnings == []
+    setting.stop()
+
+
+@pytest.mark.parametrize("make", [shared_tcp, NcclTransport])
+async def test_a_test_that_fails_leaves_no_memory_of_a_node_and_no_group(
+    make: Callable[[TransportSettings], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined: list[Any] = []
+    join = Memberships.join
+
+    def watched(memberships: Memberships, *seat: Any) -> Any:
+        joined.append(join(memberships, *seat))
+        return joined[-1]
+
+    setting = Setting(make, 1.0)
+    monkeypatch.setattr(Memberships, "join", watched)
+
+    def send_weights(version: int, part: int) -> Any:
+        sent = Trainer.send_weights(setting.trainer, version, part)
+        return corrupted(sent) if version < 0 and isinstance(sent.payload, Broadcast) else sent
+
+    monkeypatch.setattr(setting.trainer, "send_weights", send_weights)
+    left = Memberships.leave
+    names: set[str] = set()
+
+    def leave(memberships: Memberships, meetings: Any) -> None:
+        names.update(meetings)
+        left(memberships, meetings)
+
+    monkeypatch.setattr(Memberships, "leave", leave)
+    await setting.publish(1)
+    assert "failed its test" in setting.warnings[0]
+    assert node_segments() == {}
+    assert joined
+    assert len(names) == 1
+    assert [setting.serves(i) for i in (0, 1)] == [(1, {1})] * 2
     setting.stop()
 
 
