@@ -11,6 +11,7 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.weightsync.group import Meeting
+from rljob_runtime.weightsync.outbox import Outbox
 from rljob_runtime.weightsync.packing import plan_buckets
 from rljob_runtime.weightsync.transports import ipc
 from rljob_runtime.weightsync.transports.collective import BroadcastSender
@@ -131,6 +132,17 @@ def test_a_rank_without_room_for_its_bucket_does_not_keep_the_others_in_the_gath
     with pytest.raises(
         WeightSyncError, match=f"trainer rank 0 has no room for a bucket of {2**60} bytes: .*; lower weightSync.bucketBytes"
     ):
+        sender.send(1, 0)
+    assert rank.gathers == 1
+    sender.close()
+
+
+def test_what_broke_the_group_is_reported_by_a_rank_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest, rank = plan_buckets([("layers.0.weight", "uint8", (2**60,))], 2**60), Counting()
+    meeting = Meeting(name="a", sender=0, host="127.0.0.1", num_members=2, join_s=HANG_S, timeout_s=HANG_S)
+    monkeypatch.setattr(Outbox, "room", lambda outbox: WeightSyncError("engine-1 is lost"))
+    sender = BroadcastSender(rank, manifest, meetings={0: meeting}, on_device=True, dense_above=None)
+    with pytest.raises(WeightSyncError, match="engine-1 is lost"):
         sender.send(1, 0)
     assert rank.gathers == 1
     sender.close()

@@ -298,11 +298,12 @@ class BroadcastSender:
             self._source.pack_buckets(owned)
             return None
         fault = self._outbox.room()
+        if fault is not None:
+            self._source.pack_buckets(owned)  # other ranks are in the same gather
+            raise fault
         delta = None if version == TEST_VERSION else self._delta
         packed = room_for(self._source, owned, partial(self._room, bucket, delta))
         self._source.pack_buckets(owned, packed.numpy() if isinstance(packed, torch.Tensor) and not packed.is_cuda else packed)
-        if fault is not None:  # only now: other ranks were in the same gather
-            raise fault
         encoded, base = (packed, None) if delta is None else delta.encode(version, bucket, packed)
         data = encoded if isinstance(encoded, torch.Tensor) else as_byte_tensor(encoded)
         proof = fingerprint(data)
