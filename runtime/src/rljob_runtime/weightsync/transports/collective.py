@@ -45,7 +45,7 @@ from rljob_runtime.weightsync.parcel import Parcel, Remote, compare, fingerprint
 from rljob_runtime.weightsync.shares import shared_out
 from rljob_runtime.weightsync.transport import ByteArray, PartnerLostError, Shapes, SyncLink, TransportSettings, WeightSource
 from rljob_runtime.weightsync.transports.object_store import PackedReceiver
-from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport, room_for
+from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport, no_room, room_for
 
 HOST = torch.device("cpu")
 
@@ -304,7 +304,10 @@ class BroadcastSender:
         delta = None if version == TEST_VERSION else self._delta
         packed = room_for(self._source, owned, partial(self._room, bucket, delta))
         self._source.pack_buckets(owned, packed.numpy() if isinstance(packed, torch.Tensor) and not packed.is_cuda else packed)
-        encoded, base = (packed, None) if delta is None else delta.encode(version, bucket, packed)
+        try:
+            encoded, base = (packed, None) if delta is None else delta.encode(version, bucket, packed)
+        except torch.OutOfMemoryError as error:
+            raise no_room(self._source, bucket, error) from error
         data = encoded if isinstance(encoded, torch.Tensor) else as_byte_tensor(encoded)
         proof = fingerprint(data)
         spare_bytes = 0 if base is None else self._spare_bytes
