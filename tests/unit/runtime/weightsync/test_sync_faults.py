@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
-from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, EngineLostError, WeightSyncError, WorkerLostError
-from rljob_runtime.records import Bucket
+from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, WeightSyncError, WorkerLostError
 from rljob_runtime.weightsync import group
 from rljob_runtime.weightsync.copies import COPIES
-from rljob_runtime.weightsync.group import MEMBERSHIPS, Member, Memberships
+from rljob_runtime.weightsync.group import MEMBERSHIPS, Memberships
+from rljob_runtime.weightsync.node_shares import NodeShare
 from rljob_runtime.weightsync.parcel import Digest
 from rljob_runtime.weightsync.shared_memory import FOLDER, prefix_of
-from rljob_runtime.weightsync.transport import ByteArray, SyncLink, TransportSettings
+from rljob_runtime.weightsync.transport import SyncLink, TransportSettings
 from rljob_runtime.weightsync.transports import collective
 from rljob_runtime.weightsync.transports.collective import HOST, Broadcast, NcclTransport, TcpTransport
 from rljob_runtime.weightsync.transports.ipc import IpcTransport
@@ -320,103 +317,6 @@ async def test_sparse_syncs_report_the_bytes_that_traveled() -> None:
     setting.stop()
 
 
-class Logged(Faulty):
-    """Logs the buckets that it takes."""
-
-    def __init__(self, log: list[str]) -> None:
-        super().__init__()
-        self.log = log
-
-    def load_bucket(self, *args: Any) -> None:
-        self.log.append("load")
-        super().load_bucket(*args)
-
-
-@pytest.mark.parametrize("engines", [1, 2])
-async def test_an_engine_that_receives_on_its_device_begins_once_all_changes_are_packed(
-    engines: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If senders can hold them; buckets that come whole, or are too many, go on their way at once."""
-    log: list[str] = []
-    setting = Setting(NcclTransport, 0.5, [Logged(log) for _ in range(engines)])
-    changed = 0
-    begun: list[int] = []
-    broadcast = Member.broadcast
-
-    def sent(member: Member, data: torch.Tensor, sequence: int) -> None:
-        if threading.current_thread().name == "rljob-group-0":
-            begun.append(log.count("pack"))
-        broadcast(member, data, sequence)
-
-    def send_weights(version: int, part: int) -> Any:
-        if version > 0:
-            log.append("pack")
-        return Trainer.send_weights(setting.trainer, version, part)
-
-    def fill(bucket: Bucket, out: ByteArray) -> None:
-        numbers = out.view(np.float32)
-        numbers[:] = 7.0
-        numbers[:changed] = setting.trainer.value
-
-    monkeypatch.setattr(Member, "broadcast", sent)
-    monkeypatch.setattr(setting.trainer, "send_weights", send_weights)
-    monkeypatch.setattr(setting.trainer, "fill", fill)
-    parts, loads = len(MANIFEST.buckets), engines * ["load"]
-
-    async def logged(version: int, numbers: int) -> list[str]:
-        nonlocal changed
-        changed = numbers
-        log.clear()
-        begun.clear()
-        await setting.publish(version)
-        assert setting.warnings == []
-        for index in range(engines):
-            found = np.concatenate([np.asarray(data).view(np.float32) for _, data in setting.engines[index].received])
-            assert sorted(set(found.tolist())) == sorted({7.0, float(version)} if numbers else {7.0})
-        return list(log)
-
-    once_all_are_packed = [*(parts * ["pack"]), *(parts * loads)]
-    for version in (1, 2):  # whole: what is packed and what is loaded at the same time come in any order
-        found = await logged(version, 2)
-        assert sorted(found) == sorted(once_all_are_packed)
-        assert found.index("load") <= 2
-    assert await logged(3, 2) == once_all_are_packed
-    assert begun == [parts] * parts  # a broadcast that nobody takes would keep the device from what packing may wait for
-    for version, numbers in ((4, 20), (5, 0)):  # 160 bytes of each bucket, and room for 200
-        found = await logged(version, numbers)
-        assert sorted(found) == sorted(once_all_are_packed)
-        assert 2 <= found.index("load") <= 3
-    assert await logged(6, 2) == once_all_are_packed
-    setting.stop()
-
-
-async def test_an_engine_that_is_lost_while_changes_wait_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As somebody else finds out: the others begin again without it."""
-    prepared: list[tuple[Any, str]] = []
-    setting = Setting(NcclTransport, 0.5, [Faulty(), Watched(prepared)])
-
-    def fill(bucket: Bucket, out: ByteArray) -> None:
-        numbers = out.view(np.float32)
-        numbers[:] = 7.0
-        numbers[0] = setting.trainer.value
-
-    def send_weights(version: int, part: int) -> Any:
-        if version == 3 and part == len(MANIFEST.buckets) - 1:
-            setting.publisher.leave_out(0, EngineLostError("engine-0", "signal 9", "no log"))
-        return Trainer.send_weights(setting.trainer, version, part)
-
-    monkeypatch.setattr(setting.trainer, "fill", fill)
-    monkeypatch.setattr(setting.trainer, "send_weights", send_weights)
-    for version in (1, 2):
-        await setting.publish(version)
-    prepared.clear()
-    await setting.publish(3)
-    assert len(prepared) == 1
-    assert setting.engines[1].version() == 3
-    assert setting.warnings == []
-    setting.stop()
-
-
 @pytest.mark.parametrize("make", [shared_tcp, NcclTransport])
 async def test_a_test_that_fails_leaves_no_memory_of_a_node_and_no_group(
     make: Callable[[TransportSettings], Any], monkeypatch: pytest.MonkeyPatch
@@ -449,6 +349,28 @@ async def test_a_test_that_fails_leaves_no_memory_of_a_node_and_no_group(
     assert node_segments() == {}
     assert joined
     assert len(names) == 1
+    assert [setting.serves(i) for i in (0, 1)] == [(1, {1})] * 2
+    setting.stop()
+
+
+async def test_who_makes_the_copy_of_a_node_has_joined_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other members wait for it no longer than for the test of a transport, which memory for a large model may exceed."""
+    log: list[str] = []
+    join, segments = Memberships.join, NodeShare.segments
+
+    def joined(memberships: Memberships, *seat: Any) -> Any:
+        log.append("join")
+        return join(memberships, *seat)
+
+    def made(share: NodeShare) -> Any:
+        log.append("memory")
+        return segments(share)
+
+    monkeypatch.setattr(Memberships, "join", joined)
+    monkeypatch.setattr(NodeShare, "segments", made)
+    setting = Setting(shared_tcp, None)
+    await setting.publish(1)
+    assert log[:2] == ["join", "memory"]
     assert [setting.serves(i) for i in (0, 1)] == [(1, {1})] * 2
     setting.stop()
 

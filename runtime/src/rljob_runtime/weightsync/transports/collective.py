@@ -354,13 +354,16 @@ class BroadcastReceiver:
         self._streams = streams
         kept = copies if streams else None
         self._images = None if copies is None else Images(kept)
-        self._node = None if share is None else NodeCopy(share)
+        self._node: NodeCopy | None = None
         self.holdings = Holdings(
             copies=kept,
             segments=None if share is None or not share.is_shared else share.prefix,
             groups=frozenset(test.payload.meeting.name for test in tests.values() if isinstance(test.payload, Broadcast)),
         )
         try:
+            if share is not None and share.is_shared and share.leads:
+                self._join(tests)
+            self._node = None if share is None else NodeCopy(share)
             taken = [self.taken(bucket, test) for bucket, test in tests.items()]
             for test in taken:
                 test.check("the first bucket of a sender")
@@ -393,6 +396,13 @@ class BroadcastReceiver:
         place = None if self._node is None else self._node.place(bucket, size)
         whole = received(self._seated(parcel), place)
         return whole if self._node is None or place is None else dataclasses.replace(parcel, payload=self._node.shared(bucket, size))
+
+    def _join(self, tests: Mapping[int, Parcel]) -> None:
+        """Join the senders' groups before the node's copy is made, which may take longer than members wait for each other."""
+        for test in tests.values():
+            payload = self._seated(test).payload
+            assert isinstance(payload, Broadcast)
+            MEMBERSHIPS.join(payload.meeting, payload.first_rank, HOST)
 
     def _seated(self, parcel: Parcel) -> Parcel:
         assert isinstance(parcel.payload, Broadcast)
