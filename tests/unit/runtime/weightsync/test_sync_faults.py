@@ -353,25 +353,29 @@ async def test_a_test_that_fails_leaves_no_memory_of_a_node_and_no_group(
     setting.stop()
 
 
-async def test_who_makes_the_copy_of_a_node_has_joined_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other members wait for it no longer than for the test of a transport, which memory for a large model may exceed."""
-    log: list[str] = []
+async def test_engines_of_a_chain_join_before_they_make_the_copy_of_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other members wait for them no longer than for the test of a transport, which memory for a large model may exceed."""
+
+    def transport(settings: TransportSettings) -> TcpTransport:
+        return TcpTransport(replace(settings, engine_nodes=(3, 5, 3)))
+
+    logs: dict[int, list[str]] = {}
     join, segments = Memberships.join, NodeShare.segments
 
     def joined(memberships: Memberships, *seat: Any) -> Any:
-        log.append("join")
+        logs.setdefault(threading.get_ident(), []).append("join")
         return join(memberships, *seat)
 
     def made(share: NodeShare) -> Any:
-        log.append("memory")
+        logs.setdefault(threading.get_ident(), []).append("memory")
         return segments(share)
 
     monkeypatch.setattr(Memberships, "join", joined)
     monkeypatch.setattr(NodeShare, "segments", made)
-    setting = Setting(shared_tcp, None)
+    setting = Setting(transport, None, [Faulty(), Faulty(), Faulty()])
     await setting.publish(1)
-    assert log[:2] == ["join", "memory"]
-    assert [setting.serves(i) for i in (0, 1)] == [(1, {1})] * 2
+    assert [log[:2] for log in logs.values()] == [["join", "memory"]] * 2
+    assert [setting.serves(i) for i in (0, 1, 2)] == [(1, {1})] * 3
     setting.stop()
 
 

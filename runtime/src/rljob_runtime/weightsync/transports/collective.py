@@ -361,7 +361,7 @@ class BroadcastReceiver:
             groups=frozenset(test.payload.meeting.name for test in tests.values() if isinstance(test.payload, Broadcast)),
         )
         try:
-            if share is not None and share.is_shared and share.leads:
+            if share is not None and share.leads:
                 self._join(tests)
             self._node = None if share is None else NodeCopy(share)
             taken = [self.taken(bucket, test) for bucket, test in tests.items()]
@@ -398,7 +398,11 @@ class BroadcastReceiver:
         return whole if self._node is None or place is None else dataclasses.replace(parcel, payload=self._node.shared(bucket, size))
 
     def _join(self, tests: Mapping[int, Parcel]) -> None:
-        """Join the senders' groups before the node's copy is made, which may take longer than members wait for each other."""
+        """Join the senders' groups before the node's copy is made, which may take longer than members wait for each other.
+
+        Engines that are alone on their nodes do the same: one that received from the first sender before it joined the group of the second
+        would wait for engines that wait for it there.
+        """
         for test in tests.values():
             payload = self._seated(test).payload
             assert isinstance(payload, Broadcast)
