@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from rljob_runtime.cluster.inprocess import InProcessWorker
+from rljob_runtime.engine.fake import FakeEngine
 from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, WeightSyncError, WorkerLostError
 from rljob_runtime.weightsync import group
 from rljob_runtime.weightsync.copies import COPIES
 from rljob_runtime.weightsync.group import MEMBERSHIPS, Memberships
 from rljob_runtime.weightsync.node_shares import NodeShare
 from rljob_runtime.weightsync.parcel import Digest
+from rljob_runtime.weightsync.probe import ProbeLimits
+from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
 from rljob_runtime.weightsync.shared_memory import FOLDER, prefix_of
 from rljob_runtime.weightsync.transport import SyncLink, TransportSettings
 from rljob_runtime.weightsync.transports import collective
@@ -377,6 +382,33 @@ async def test_engines_of_a_chain_join_before_they_make_the_copy_of_their_node(m
     assert [log[:2] for log in logs.values()] == [["join", "memory"]] * 2
     assert [setting.serves(i) for i in (0, 1, 2)] == [(1, {1})] * 3
     setting.stop()
+
+
+async def test_two_senders_send_along_chains_in_which_one_node_has_two_engines_and_another_one() -> None:
+    """The chain of rank 0 goes from node 0 to node 1, that of rank 1 the other way; no engine waits for one that waits for it."""
+    ranks, engines, warnings = [Trainer(7, rank) for rank in (0, 1)], [FakeEngine() for _ in range(3)], list[str]()
+    workers = [InProcessWorker(f"engine-{index}", engine) for index, engine in enumerate(engines)]
+    trainers = [InProcessWorker(f"trainer-{rank.rank}", rank) for rank in ranks]
+    settings = TransportSettings(
+        run=f"faults{os.getpid()}", while_generating=False, senders=(0, 1), engine_nodes=(0, 1, 0), sender_nodes={0: 0, 1: 1}
+    )
+    publisher = WeightPublisher(
+        trainers=trainers,
+        engines=workers,
+        manifest=MANIFEST,
+        transport=TcpTransport(settings),
+        timeout_s=HANG_S,
+        probe=ProbeConfig(every_syncs=0, limits=ProbeLimits(mean=1.0, tail=1.0), sequences=()),
+        warn=warnings.append,
+    )
+    await publisher.publish(1)
+    assert warnings == []
+    for engine in engines:
+        assert {int(byte) for bucket, data in engine.received for byte in data[: bucket.slots[0].size_bytes]} == {7}
+        engine.shutdown()
+    await publisher.close()
+    for worker in (*workers, *trainers):
+        worker.stop()
 
 
 class Refusing(Faulty):
