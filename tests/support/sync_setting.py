@@ -52,8 +52,8 @@ class Faults:
 class Trainer(SendingRank):
     """All its numbers are ``value``; with ``corrupts`` that many parcels have bytes that are not those of their checksum."""
 
-    def __init__(self, value: int = 0) -> None:
-        super().__init__()
+    def __init__(self, value: int = 0, rank: int = 0) -> None:
+        super().__init__(rank)
         self.value = value
         self.corrupts = 0
         self.fails = 0

@@ -455,6 +455,9 @@ def test_engines_on_one_device_are_compared_without_sizes(judge: dict[str, objec
 
 @pytest.mark.parametrize("backend", ["TCP", "ObjectStore"])
 def test_engines_of_a_node_share_an_update(backend: str) -> None:
+    """In memory that with TCP stays between two syncs."""
     found = estimated(weightSync={"backend": backend})
     node = next(pool for pool in found.pools if pool.kind is memory.PoolKind.NODE)
     assert terms(node, memory.Phase.WEIGHT_SYNC, "weight sync") == {"weights in shared memory": 2 * PARAMETERS}
+    phases = {one.phase for one in node.phases if any(term.component == "weight sync" for term in one.terms)}
+    assert (memory.Phase.GENERATE in phases) == (backend == "TCP")

@@ -34,7 +34,7 @@ from rljob_api.memory.model import (
 )
 from rljob_api.memory.shape import ModelShape
 from rljob_api.memory.situations import Resident, Situation, engine_situations, situations
-from rljob_api.memory.sync_needs import whole_update
+from rljob_api.memory.sync_needs import keeps_update, whole_update
 from rljob_api.memory.training_needs import PolicyNeeds
 from rljob_api.memory.units import show_bytes
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
@@ -310,7 +310,7 @@ class _Estimator:
         """One node's memory: all of its processes on CPU, else what passes through it."""
         index, group = self._groups[situation.group]
         occupants = self._on_node(situation)
-        traveling = self._traveling() if any(one.needs.carries_weights for one in occupants) else ()
+        traveling = self._traveling(situation, occupants)
         copied = tuple(term for one in occupants for term in (*one.copied(), *one.terms(one.needs.saved)))
         extra = _extra(occupants, traveling)
         phases = _host_phases(occupants, extra, copied) if group.on_accelerators else _phases(occupants, extra, copied)
@@ -414,14 +414,20 @@ class _Estimator:
         trainer = PolicyNeeds if self._spec.model.lora is None else AdapterNeeds
         return {Role.TRAINER: trainer, Role.CRITIC: CriticNeeds}.get(component.role, PolicyNeeds)
 
-    def _traveling(self) -> tuple[Term, ...]:
-        """An update on a node, until every engine has it."""
-        return (Term(component="weight sync", need=whole_update(self._spec, self._shape)),)
+    def _traveling(self, situation: Situation, occupants: Sequence[_Occupant]) -> dict[Phase, tuple[Term, ...]]:
+        """An update on a node: in a weight sync, until every engine has it, or also between two, where engines receive it together."""
+        if not any(one.needs.carries_weights for one in occupants):
+            return {}
+        rollouts = {index for index, component in enumerate(self._spec.components) if component.role is Role.ROLLOUT}
+        here = [(index, devices) for (index, _), devices in situation.residents if index in rollouts]
+        engines = sum(devices // _engine(self._spec, index).num_devices for index, devices in here)
+        phases = {phase for one in occupants for phase in one.needs.active} if keeps_update(self._backend, engines) else {Phase.WEIGHT_SYNC}
+        return dict.fromkeys(phases, (Term(component="weight sync", need=whole_update(self._spec, self._shape)),))
 
 
-def _extra(occupants: Sequence[_Occupant], traveling: tuple[Term, ...]) -> dict[Phase, tuple[Term, ...]]:
-    """What a node holds in some phases besides its processes' own: ``traveling`` in the weight sync, and what these receive."""
-    extra = {Phase.WEIGHT_SYNC: traveling} if traveling else {}
+def _extra(occupants: Sequence[_Occupant], traveling: Mapping[Phase, tuple[Term, ...]]) -> dict[Phase, tuple[Term, ...]]:
+    """What a node holds in some phases besides its processes' own: an update, and what these receive."""
+    extra = dict(traveling)
     for one in occupants:
         for phase, needs in one.needs.host_working.items():
             if terms := one.terms(needs):

@@ -83,3 +83,8 @@ def whole_update(spec: RLJobSpec, shape: ModelShape) -> Need:
     number, parameters = DTYPE_BYTES[sync_dtype(spec)], sent_parameters(spec, shape)
     formula, size = f"{show_count(parameters)} x {number} B", parameters * number
     return Need(kind=Kind.WORKSPACE, name="weights in shared memory", formula=f"{formula}, once per node", num_bytes=size)
+
+
+def keeps_update(backend: SyncBackend, engines: int) -> bool:
+    """Whether that memory stays between two syncs on a node with so many engines (``rljob_runtime.weightsync.node_shares``)."""
+    return backend is SyncBackend.TCP and engines > 1

@@ -85,7 +85,8 @@ def print_top(rows: Sequence[tuple[str, ...]], console: Console) -> None:
         return
     table = Table(box=None, pad_edge=False)
     titles = ("namespace", "name", "status", "step", "reward", "tokens/s", "nodes", "attempt", "age")
-    is_local = all(row[0] == LOCAL for row in rows)
+    ages = titles.index("age")  # every RLJob has one, and its namespace may have any name
+    is_local = all((row[0], row[ages]) == (LOCAL, "-") for row in rows)
     shown = [i for i, title in enumerate(titles) if not (is_local and title in _CLUSTER_COLUMNS)]
     for i in shown:
         table.add_column(titles[i].upper(), no_wrap=titles[i] != "name", overflow="fold")
@@ -167,7 +168,7 @@ def describe_run(path: Path, console: Console) -> None:
     else:
         lines.append(("progress", f"step {view.step} of {total}, reward {view.reward:.3f}, {format_count(view.tokens_per_s)} tokens/s"))
         shares = ", ".join(f"{phase} {format_percent(share)}" for phase, share in view.phases)
-        lines.append(("time", f"{format_seconds(view.step_s)} a step, mean of the last: {shares}; by worker: rljob timeline {path}"))
+        lines.append(("time", f"{format_seconds(view.step_s)} a step, mean of recent steps: {shares}; by worker: rljob timeline {path}"))
     spec_yaml = read_text(folder.spec_yaml, "the run's job is in it; give another run")
     lines += [("faster", text) for text in advice(spec_yaml, typical(load_metrics(folder.metrics_jsonl)))]
     warnings = [str(row.get("text")) for row in iter_rows(folder.events_jsonl) if row.get("level") == "warning"]

@@ -190,9 +190,9 @@ class FakeEngine:
         self._raise_if_dead()
         self._receiver.close()
         made: Receiver = make_end(receiver, **settings)
+        self._receiver = made
         for test in made.tests:
             view(test)
-        self._receiver = made
 
     def begin_update(self, manifest: WeightManifest, version: int) -> None:
         """Open an update; see ``Engine.begin_update``."""

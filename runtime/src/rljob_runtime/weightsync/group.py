@@ -2,7 +2,8 @@
 
 ::
 
-    sender     Outbox: a thread forms the group and broadcasts what is put into it, in order; a store for the members to meet at
+    sender     Outbox (``weightsync.outbox``): a thread forms the group and broadcasts what is put into it, in order, and a store for the
+               members to meet at
     receiver   Member: joins at its first receipt; every receipt is one broadcast, also where members pass bytes on to each other
     driver     Meetings (``weightsync.meetings``): tells all members to give up, when an engine is lost or a deadline passed
 
@@ -19,7 +20,6 @@ import contextlib
 import dataclasses
 import datetime
 import os
-import queue
 import socket
 import threading
 import time
@@ -38,15 +38,14 @@ from rljob_runtime.weightsync.store import Store
 
 C10D: Any = dist
 """Torch's annotations leave out its stores, and options of its groups."""
-AHEAD = 2
-"""Buckets that a sender holds: one travels while the next is packed."""
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.005
 STORE_TIMEOUT_S = 30.0
 """Of connecting to the store, and of one question to it. Torch looks up the name of the other end's address at each connection, in the
 store's one thread too, and a resolver that gets no answer takes 5 s and more for that."""
-CLOSE_TIMEOUT_S = 10.0
 OVER = "over"
 """Key of the store: why nobody should wait any more."""
+TAKEN = "taken"
+"""Key of the store: number of the last broadcast that a receiver has announced, see :meth:`Member.announce`."""
 NO_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "1"}
 """Torch would end the whole process when a peer of an NCCL group is lost; here that is an error of one sync.
 
@@ -103,6 +102,7 @@ class Member:
         """
         self._meeting, self._rank, self._device = meeting, rank, device
         self._next = self._looks = 0
+        self._announced = -1
         self._group: Any = None
         deadline = time.monotonic() + (meeting.join_s if rank else meeting.timeout_s)
         self._what = f"member {rank} of {meeting.num_members} of the group of trainer rank {meeting.sender}"
@@ -110,6 +110,8 @@ class Member:
         with as_sync_errors(f"{self._what}: the group could not be formed"):
             try:
                 self._look()  # who comes late must not be waited for, nor wait for those that have gone
+                if rank == 0:
+                    self._control.set(TAKEN, str(self._announced))
                 if meeting.chain:
                     self._group = Chain(meeting.name, meeting.chain, rank, _own_address(meeting))
                     self._control.set(f"address/{rank}", self._group.address)
@@ -149,6 +151,34 @@ class Member:
                 raise fault
             finally:
                 del fault, data  # the traceback has this frame, and would keep both until a garbage collection
+
+    def announce(self, sequence: int) -> None:
+        """Let the sender begin with a broadcast that it holds back, and with all after it; only the first call for each goes to the store.
+
+        Raises:
+            WeightSyncError: the store does not answer.
+        """
+        if sequence > self._announced:
+            with as_sync_errors(f"{self._what}: broadcast {sequence} could not be announced"):
+                self._control.set(TAKEN, str(sequence))
+            self._announced = sequence
+
+    def await_announced(self, sequence: int) -> None:
+        """As member 0, wait until a receiver has announced a broadcast.
+
+        A broadcast of NCCL occupies the device from its beginning until all receivers take part, and calls such as ``cudaFree``, which the
+        allocator makes where memory is short, wait for everything on the device. If receivers come only once all buckets are packed, a
+        broadcast that began before could keep the sender from packing the rest.
+
+        Raises:
+            DeadlineError: nobody announced it in time.
+            WeightSyncError: the meeting is over, or the store does not answer.
+        """
+        if sequence > self._announced:
+            with as_sync_errors(f"{self._what}: broadcast {sequence} could not begin"):
+                deadline = time.monotonic() + self._meeting.timeout_s
+                self._wait(lambda: int(self._control.get(TAKEN)) >= sequence, deadline, f"no engine was there to take broadcast {sequence}")
+            self._announced = sequence
 
     def close(self, used: torch.Tensor | None = None) -> None:
         """Leave the group; who still waits for this member gets an error.
@@ -230,96 +260,6 @@ class Member:
         """Raise WeightSyncError if the meeting is over."""
         if self._control.check([OVER]):
             raise WeightSyncError(f"{self._what}: {self._control.get(OVER)}")
-
-
-class Outbox:
-    """A sender's end of its group: what is put into it travels in the background, in order."""
-
-    def __init__(self, meeting: Meeting, device: torch.device) -> None:
-        """Open the meeting; the group is formed once something is to be sent.
-
-        Raises:
-            WeightSyncError: the address cannot be listened on.
-        """
-        self._device = device
-        with as_sync_errors(f"trainer rank {meeting.sender} cannot listen on {meeting.host}"):
-            self._meeting, self._store = _opened(meeting)
-        self._waiting: queue.SimpleQueue[tuple[torch.Tensor, bool] | None] = queue.SimpleQueue()
-        """With whether a tensor is held beside those that have a room each."""
-        self._room = threading.Semaphore(AHEAD)
-        self._held_bytes = 0
-        self._lock = threading.Lock()
-        self._fault: WeightSyncError | DeadlineError | None = None
-        self._thread = threading.Thread(target=self._run, name=f"rljob-group-{meeting.sender}", daemon=True)
-        self._thread.start()
-        self._put = 0
-
-    @property
-    def meeting(self) -> Meeting:
-        """With the port that it listens on."""
-        return self._meeting
-
-    def room(self) -> WeightSyncError | DeadlineError | None:
-        """Wait until there is room for one more tensor; what broke the group, if something did.
-
-        The caller raises it once its part in collectives of trainer ranks is done, so that none of them waits for it.
-        """
-        if self._fault is None and not self._room.acquire(timeout=self._meeting.timeout_s):
-            return DeadlineError(f"trainer rank {self._meeting.sender}: engines did not take the bucket before the last in time")
-        return self._fault
-
-    def put(self, data: torch.Tensor, *, spare_bytes: int = 0) -> tuple[int, bool]:
-        """Have ``data`` sent, which must not change any more. :meth:`room` comes before each.
-
-        Args:
-            data: of any size.
-            spare_bytes: what may be held, all together, of tensors that give their room back at once.
-
-        Returns:
-            Its number, and whether it has given its room back: the next tensor has room before this one is sent.
-        """
-        sequence, self._put = self._put, self._put + 1
-        with self._lock:
-            held = self._held_bytes + data.nbytes <= spare_bytes
-            self._held_bytes += data.nbytes if held else 0
-        if held:
-            self._room.release()
-        self._waiting.put((data, held))
-        return sequence, held
-
-    def close(self) -> None:
-        """End the meeting."""
-        end_meeting(self._store, "the sender closed the group")
-        self._waiting.put(None)
-        self._thread.join(CLOSE_TIMEOUT_S)
-
-    def _run(self) -> None:
-        """The thread: no exception leaves it, callers of :meth:`room` get it."""
-        member: Member | None = None
-        sequence = 0
-        try:
-            if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)
-            while (given := self._waiting.get()) is not None:
-                member = member or Member(self._meeting, 0, self._device)
-                data, held = given
-                member.broadcast(data, sequence)
-                sequence += 1
-                if held:
-                    with self._lock:
-                        self._held_bytes -= data.nbytes
-                else:
-                    self._room.release()
-                del data, given
-        except (WeightSyncError, DeadlineError) as error:
-            self._fault = type(error)(str(error))  # without its frames, which would keep the bucket
-            self._room.release()
-        except Exception as error:  # noqa: BLE001 - nobody else hears of it, and the sender would wait for room until its deadline
-            self._fault = WeightSyncError(f"trainer rank {self._meeting.sender}: {type(error).__name__}: {error}")
-            self._room.release()
-        finally:
-            if member is not None:
-                member.close()
 
 
 def end_meeting(store: Any, reason: str) -> None:
@@ -420,7 +360,7 @@ def connection(meeting: Meeting) -> Store:
         return Store(lambda: _tcp_store(meeting, is_master=False), name, _store_timeout_s(meeting))
 
 
-def _opened(meeting: Meeting) -> tuple[Meeting, Any]:
+def opened(meeting: Meeting) -> tuple[Meeting, Any]:
     """The meeting with its port, and its store, which listens there from the moment when the port is chosen.
 
     A port that is only known to be free can be another process's, or another sender's of this machine, when torch listens on it.

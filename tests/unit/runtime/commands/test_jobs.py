@@ -110,6 +110,9 @@ def test_top_lists_the_jobs_of_the_cluster(cluster: dict[str, Any]) -> None:
     assert code == 0
     assert head.split() == ["NAMESPACE", "NAME", "STATUS", "STEP", "REWARD", "TOKENS/S", "NODES", "ATTEMPT", "AGE"]
     assert row.split()[:8] == ["team", "math", "Restarting", "7/30", "0.5000", "120.0", "1/1", "2"]
+    cluster["world"]["jobs"][0]["metadata"]["namespace"] = "local"
+    cluster["write"]()
+    assert rljob("top", "-A")[1].split()[:9] == head.split()
     cluster["world"]["jobs"] = []
     cluster["write"]()
     assert rljob("top") == (0, "no RLJobs\n")
@@ -225,7 +228,7 @@ def test_a_local_run_is_listed_described_and_its_logs_are_shown(run: Path) -> No
     code, text = rljob("describe", str(run))
     assert code == 0
     assert "step 4 of 30, reward 0.190, 6.4k tokens/s" in text
-    assert "a step, mean of the last: generate 58%" in text
+    assert "a step, mean of recent steps: generate 58%" in text
     assert "overlap.asyncGenerationRatio 1: a step of 0.06 s if cores are left for it, 0.10 s or more" in text
     assert "now 0.10 s (36% less at best)" in " ".join(text.split())
     assert "EngineLostError: engine 0 ended" in text

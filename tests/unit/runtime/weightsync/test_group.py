@@ -6,6 +6,8 @@ import os
 import threading
 import uuid
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +17,9 @@ import torch
 
 from rljob_runtime.errors import DeadlineError, WeightSyncError
 from rljob_runtime.weightsync import group
-from rljob_runtime.weightsync.group import AHEAD, C10D, OVER, Meeting, Member, Memberships, Outbox, end_meeting
+from rljob_runtime.weightsync import outbox as outboxes
+from rljob_runtime.weightsync.group import C10D, OVER, Meeting, Member, Memberships, end_meeting
+from rljob_runtime.weightsync.outbox import AHEAD, Outbox
 from rljob_runtime.weightsync.transports import collective
 from tests.support.pace import HANG_S
 
@@ -105,7 +109,7 @@ def test_whatever_ends_the_thread_of_a_sender_is_reported_at_once(monkeypatch: p
     def out_of_memory(meeting: Meeting, rank: int, device: torch.device) -> None:
         raise MemoryError("no room for the group")
 
-    monkeypatch.setattr(group, "Member", out_of_memory)
+    monkeypatch.setattr(outboxes, "Member", out_of_memory)
     outbox = Outbox(Meeting(name="a", sender=3, host="127.0.0.1", num_members=2, join_s=HANG_S, timeout_s=HANG_S), CPU)
     assert outbox.room() is None
     outbox.put(torch.zeros(1, dtype=torch.uint8))
@@ -113,6 +117,49 @@ def test_whatever_ends_the_thread_of_a_sender_is_reported_at_once(monkeypatch: p
     faults = [outbox.room() for _ in range(AHEAD)]
     assert str(faults[-1]) == "trainer rank 3: MemoryError: no room for the group"
     outbox.close()
+
+
+def test_what_gives_its_room_back_is_sent_once_a_receiver_announces_the_first_of_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, int]] = []
+
+    class Sending:
+        """Member 0, whose receivers announce what they are asked for."""
+
+        def __init__(self, meeting: Meeting, rank: int, device: torch.device) -> None: ...
+
+        def await_announced(self, sequence: int) -> None:
+            calls.append(("await", sequence))
+
+        def broadcast(self, data: torch.Tensor, sequence: int) -> None:
+            calls.append(("send", sequence))
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(outboxes, "Member", Sending)
+    outbox = Outbox(Meeting(name="a", sender=3, host="127.0.0.1", num_members=2, join_s=HANG_S, timeout_s=HANG_S), CPU)
+    put = []
+    for size, spare, is_first in ((8, 0, True), (8, 8, True), (0, 8, False), (8, 0, False)):
+        assert outbox.room() is None
+        put.append(outbox.put(torch.zeros(size, dtype=torch.uint8), spare_bytes=spare, is_first=is_first))
+    outbox.close()
+    assert put == [(0, None), (1, 1), (2, 1), (3, None)]
+    assert calls == [("send", 0), ("await", 1), ("send", 1), ("await", 1), ("send", 2), ("send", 3)]
+
+
+def test_the_sender_waits_for_the_announcement_of_a_receiver_until_the_deadline(meeting: Meeting, store: Any) -> None:
+    pair = replace(meeting, num_members=2)
+    with ThreadPoolExecutor() as pool:
+        coming = pool.submit(Member, pair, 1, CPU)
+        sender, receiver = Member(replace(pair, timeout_s=0.5), 0, CPU), coming.result(HANG_S)
+    receiver.announce(3)
+    sender.await_announced(3)
+    with pytest.raises(DeadlineError, match=r"member 0 of 2 .*: no engine was there to take broadcast 4 in time"):
+        sender.await_announced(4)
+    end_meeting(store, "engine-1 is lost")
+    with pytest.raises(WeightSyncError, match="engine-1 is lost"):
+        sender.await_announced(4)
+    for member in (sender, receiver):
+        member.close()
 
 
 def test_a_group_of_nccl_has_no_watchdog_which_would_end_the_process_after_the_loss_of_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,9 @@ import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from rljob_runtime.errors import WeightSyncError
+from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
 from rljob_runtime.weightsync.group import Meeting
+from rljob_runtime.weightsync.outbox import Outbox
 from rljob_runtime.weightsync.packing import plan_buckets
 from rljob_runtime.weightsync.transports import ipc
 from rljob_runtime.weightsync.transports.collective import BroadcastSender
@@ -133,4 +135,34 @@ def test_a_rank_without_room_for_its_bucket_does_not_keep_the_others_in_the_gath
     ):
         sender.send(1, 0)
     assert rank.gathers == 1
+    sender.close()
+
+
+def test_what_broke_the_group_is_reported_by_a_rank_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest, rank = plan_buckets([("layers.0.weight", "uint8", (2**60,))], 2**60), Counting()
+    meeting = Meeting(name="a", sender=0, host="127.0.0.1", num_members=2, join_s=HANG_S, timeout_s=HANG_S)
+    monkeypatch.setattr(Outbox, "room", lambda outbox: WeightSyncError("engine-1 is lost"))
+    sender = BroadcastSender(rank, manifest, meetings={0: meeting}, on_device=True, dense_above=None)
+    with pytest.raises(WeightSyncError, match="engine-1 is lost"):
+        sender.send(1, 0)
+    assert rank.gathers == 1
+    sender.close()
+
+
+@pytest.mark.parametrize("way", ["IPC", "NCCL"])
+def test_a_rank_without_room_to_compare_buckets_says_what_to_lower(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest, rank = plan_buckets([("layers.0.weight", "uint8", (NUM_BYTES,))], NUM_BYTES), Counting()
+    meeting = Meeting(name="a", sender=0, host="127.0.0.1", num_members=2, join_s=HANG_S, timeout_s=HANG_S)
+
+    def encode(*args: Any, **settings: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(DeviceDeltaEncoder, "encode", encode)
+    sender: Any
+    if way == "IPC":
+        sender = HandleSender(rank, manifest, readers={0: [(0, 0)]}, dense_above=1.0)
+    else:
+        sender = BroadcastSender(rank, manifest, meetings={0: meeting}, on_device=True, dense_above=1.0)
+    with pytest.raises(WeightSyncError, match=r"no room for a bucket of 64 bytes: CUDA .*; lower weightSync"):
+        sender.send(1, 0)
     sender.close()

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
+from rljob_runtime.cluster.inprocess import InProcessWorker
+from rljob_runtime.engine.fake import FakeEngine
 from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, WeightSyncError, WorkerLostError
-from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync import group
 from rljob_runtime.weightsync.copies import COPIES
 from rljob_runtime.weightsync.group import MEMBERSHIPS, Memberships
+from rljob_runtime.weightsync.node_shares import NodeShare
 from rljob_runtime.weightsync.parcel import Digest
+from rljob_runtime.weightsync.probe import ProbeLimits
+from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
 from rljob_runtime.weightsync.shared_memory import FOLDER, prefix_of
-from rljob_runtime.weightsync.transport import ByteArray, SyncLink, TransportSettings
+from rljob_runtime.weightsync.transport import SyncLink, TransportSettings
 from rljob_runtime.weightsync.transports import collective
-from rljob_runtime.weightsync.transports.collective import HOST, NcclTransport, TcpTransport
+from rljob_runtime.weightsync.transports.collective import HOST, Broadcast, NcclTransport, TcpTransport
 from rljob_runtime.weightsync.transports.ipc import IpcTransport
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
 from rljob_runtime.weightsync.transports.shared_memory import SharedMemoryTransport
 from tests.support.pace import HANG_S
-from tests.support.sync_setting import MANIFEST, SHORT_S, Faulty, Setting, Trainer
+from tests.support.sync_setting import MANIFEST, SHORT_S, Faulty, Setting, Trainer, corrupted
 
 
 def shared_tcp(settings: TransportSettings) -> TcpTransport:
@@ -318,64 +322,93 @@ async def test_sparse_syncs_report_the_bytes_that_traveled() -> None:
     setting.stop()
 
 
-class Logged(Faulty):
-    """Logs the buckets that it takes."""
-
-    def __init__(self, log: list[str]) -> None:
-        super().__init__()
-        self.log = log
-
-    def load_bucket(self, *args: Any) -> None:
-        self.log.append("load")
-        super().load_bucket(*args)
-
-
-@pytest.mark.parametrize("engines", [1, 2])
-async def test_an_engine_that_receives_on_its_device_begins_once_all_changes_are_packed(
-    engines: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("make", [shared_tcp, NcclTransport])
+async def test_a_test_that_fails_leaves_no_memory_of_a_node_and_no_group(
+    make: Callable[[TransportSettings], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If senders can hold them; buckets that come whole, or are too many, go on their way at once."""
-    log: list[str] = []
-    setting = Setting(NcclTransport, 0.5, [Logged(log) for _ in range(engines)])
-    changed = 0
+    joined: list[Any] = []
+    join = Memberships.join
+
+    def watched(memberships: Memberships, *seat: Any) -> Any:
+        joined.append(join(memberships, *seat))
+        return joined[-1]
+
+    setting = Setting(make, 1.0)
+    monkeypatch.setattr(Memberships, "join", watched)
 
     def send_weights(version: int, part: int) -> Any:
-        if version > 0:
-            log.append("pack")
-        return Trainer.send_weights(setting.trainer, version, part)
-
-    def fill(bucket: Bucket, out: ByteArray) -> None:
-        numbers = out.view(np.float32)
-        numbers[:] = 7.0
-        numbers[:changed] = setting.trainer.value
+        sent = Trainer.send_weights(setting.trainer, version, part)
+        return corrupted(sent) if version < 0 and isinstance(sent.payload, Broadcast) else sent
 
     monkeypatch.setattr(setting.trainer, "send_weights", send_weights)
-    monkeypatch.setattr(setting.trainer, "fill", fill)
-    parts, loads = len(MANIFEST.buckets), engines * ["load"]
+    left = Memberships.leave
+    names: set[str] = set()
 
-    async def logged(version: int, numbers: int) -> list[str]:
-        nonlocal changed
-        changed = numbers
-        log.clear()
-        await setting.publish(version)
-        assert setting.warnings == []
-        for index in range(engines):
-            found = np.concatenate([np.asarray(data).view(np.float32) for _, data in setting.engines[index].received])
-            assert sorted(set(found.tolist())) == sorted({7.0, float(version)} if numbers else {7.0})
-        return list(log)
+    def leave(memberships: Memberships, meetings: Any) -> None:
+        names.update(meetings)
+        left(memberships, meetings)
 
-    once_all_are_packed = [*(parts * ["pack"]), *(parts * loads)]
-    for version in (1, 2):  # whole: what is packed and what is loaded at the same time come in any order
-        found = await logged(version, 2)
-        assert sorted(found) == sorted(once_all_are_packed)
-        assert found.index("load") <= 2
-    assert await logged(3, 2) == once_all_are_packed
-    for version, numbers in ((4, 20), (5, 0)):  # 160 bytes of each bucket, and room for 200
-        found = await logged(version, numbers)
-        assert sorted(found) == sorted(once_all_are_packed)
-        assert 2 <= found.index("load") <= 3
-    assert await logged(6, 2) == once_all_are_packed
+    monkeypatch.setattr(Memberships, "leave", leave)
+    await setting.publish(1)
+    assert "failed its test" in setting.warnings[0]
+    assert node_segments() == {}
+    assert joined
+    assert len(names) == 1
+    assert [setting.serves(i) for i in (0, 1)] == [(1, {1})] * 2
     setting.stop()
+
+
+async def test_engines_of_a_chain_join_before_they_make_the_copy_of_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other members wait for them no longer than for the test of a transport, which memory for a large model may exceed."""
+
+    def transport(settings: TransportSettings) -> TcpTransport:
+        return TcpTransport(replace(settings, engine_nodes=(3, 5, 3)))
+
+    logs: dict[int, list[str]] = {}
+    join, segments = Memberships.join, NodeShare.segments
+
+    def joined(memberships: Memberships, *seat: Any) -> Any:
+        logs.setdefault(threading.get_ident(), []).append("join")
+        return join(memberships, *seat)
+
+    def made(share: NodeShare) -> Any:
+        logs.setdefault(threading.get_ident(), []).append("memory")
+        return segments(share)
+
+    monkeypatch.setattr(Memberships, "join", joined)
+    monkeypatch.setattr(NodeShare, "segments", made)
+    setting = Setting(transport, None, [Faulty(), Faulty(), Faulty()])
+    await setting.publish(1)
+    assert [log[:2] for log in logs.values()] == [["join", "memory"]] * 2
+    assert [setting.serves(i) for i in (0, 1, 2)] == [(1, {1})] * 3
+    setting.stop()
+
+
+async def test_two_senders_send_along_chains_in_which_one_node_has_two_engines_and_another_one() -> None:
+    """The chain of rank 0 goes from node 0 to node 1, that of rank 1 the other way; no engine waits for one that waits for it."""
+    ranks, engines, warnings = [Trainer(7, rank) for rank in (0, 1)], [FakeEngine() for _ in range(3)], list[str]()
+    workers = [InProcessWorker(f"engine-{index}", engine) for index, engine in enumerate(engines)]
+    trainers = [InProcessWorker(f"trainer-{rank.rank}", rank) for rank in ranks]
+    settings = TransportSettings(
+        run=f"faults{os.getpid()}", while_generating=False, senders=(0, 1), engine_nodes=(0, 1, 0), sender_nodes={0: 0, 1: 1}
+    )
+    publisher = WeightPublisher(
+        trainers=trainers,
+        engines=workers,
+        manifest=MANIFEST,
+        transport=TcpTransport(settings),
+        timeout_s=HANG_S,
+        probe=ProbeConfig(every_syncs=0, limits=ProbeLimits(mean=1.0, tail=1.0), sequences=()),
+        warn=warnings.append,
+    )
+    await publisher.publish(1)
+    assert warnings == []
+    for engine in engines:
+        assert {int(byte) for bucket, data in engine.received for byte in data[: bucket.slots[0].size_bytes]} == {7}
+        engine.shutdown()
+    await publisher.close()
+    for worker in (*workers, *trainers):
+        worker.stop()
 
 
 class Refusing(Faulty):

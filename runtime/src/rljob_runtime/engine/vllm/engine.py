@@ -182,12 +182,12 @@ class VllmEngine:
             self._raise_if_dead()
         self._leave_receiver()
         made: Receiver = make_end(receiver, **settings)  # may wait for the other side, so not under the lock
+        self._receiver = made  # before its test, so that what a failed one leaves in workers is freed with it
         if tests := tuple(made.tests):
             deadline = time.monotonic() + LOAD_TIMEOUT_S
             tested: Future[None] = Future()
             fetch = self._updating(tested, lambda loop: loop.check_transport(tests, deadline))
             self._call(tested, fetch, LOAD_TIMEOUT_S, "the test of a weight transport")
-        self._receiver = made
 
     def _leave_receiver(self) -> None:
         """Have this process and those of vLLM free what they hold for the present end of a transport."""

@@ -22,29 +22,30 @@ import contextlib
 import dataclasses
 import itertools
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from rljob_runtime.cluster.protocol import Pending
+from rljob_runtime.cluster.protocol import Pending, Worker
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.weightsync.assembly import Part, UpdateAssembly
 from rljob_runtime.weightsync.delta import BaseDeltaEncoder, DeltaEncoder, Images
 from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
-from rljob_runtime.weightsync.group import MEMBERSHIPS, Meeting, Outbox, device_here
+from rljob_runtime.weightsync.group import MEMBERSHIPS, Meeting, device_here
 from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.meetings import Meetings
 from rljob_runtime.weightsync.node_shares import NodeCopy, NodeShare, followers_of, shares_of
+from rljob_runtime.weightsync.outbox import Outbox
 from rljob_runtime.weightsync.packing import as_byte_tensor
 from rljob_runtime.weightsync.parcel import Parcel, Remote, compare, fingerprint
 from rljob_runtime.weightsync.shares import shared_out
 from rljob_runtime.weightsync.transport import ByteArray, PartnerLostError, Shapes, SyncLink, TransportSettings, WeightSource
 from rljob_runtime.weightsync.transports.object_store import PackedReceiver
-from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport, room_for
+from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport, no_room, room_for
 
 HOST = torch.device("cpu")
 
@@ -90,9 +91,7 @@ class CollectiveTransport(TestedTransport):
                     "copies": self._settings.copies_of(index),
                     "share": shares.get(index),
                 }
-                if index not in link.engines:
-                    raise PartnerLostError(f"engine {index} was lost while a group with it was prepared")
-                made[index] = link.engines[index].start("prepare_receiver", f"{__name__}:{BroadcastReceiver.__name__}", receiver)
+                made[index] = _partner(link, index).start("prepare_receiver", f"{__name__}:{BroadcastReceiver.__name__}", receiver)
             await link.together_done(made)
 
     async def _let_go(self, link: SyncLink, engines: Sequence[int]) -> None:
@@ -122,7 +121,7 @@ class CollectiveTransport(TestedTransport):
             num_members=1 + sum(len(range(*seat)) for seat in seats.values()),
             join_s=self._test_s(link),
             timeout_s=link.timeout_s,
-            chain=(f"trainer rank {sender}", *(link.engines[index].name for index in seats)) if self.in_chain else (),
+            chain=(f"trainer rank {sender}", *(_partner(link, index).name for index in seats)) if self.in_chain else (),
         )
 
     async def _transfer(self, version: int, link: SyncLink) -> dict[int, int]:
@@ -161,7 +160,7 @@ class CollectiveTransport(TestedTransport):
             waiting += [(bucket.index, packed[rank]) for rank, bucket in owned.items()]
             if deferred:
                 sent = await link.trainers_done(packed)
-                deferred = all(isinstance(sent[rank].payload, Broadcast) and sent[rank].payload.waits for rank in owned)
+                deferred = all(isinstance(sent[rank].payload, Broadcast) and sent[rank].payload.announced is not None for rank in owned)
             else:
                 await link.others_done(packed, owned)
         reading += await self._taken(link, waiting)
@@ -173,9 +172,10 @@ class CollectiveTransport(TestedTransport):
         """Wait until engines have received buckets; returns the calls of those that read what others received."""
         reading = []
         for index, given in waiting:
-            await link.together_done(_load(link, self._followers, index, given), given)
-            if self._readers:
-                reading.append((_load(link, self._readers, index, given), given))
+            taking = {engine: _partner(link, engine).start("load_bucket", index, given) for engine in self._followers}
+            await link.together_done(taking, given)
+            if readers := [engine for engine in self._readers if engine in link.engines]:
+                reading.append(({engine: link.engines[engine].start("load_bucket", index, given) for engine in readers}, given))
         return reading
 
     async def _release(self, reason: str) -> None:
@@ -198,9 +198,15 @@ class NcclTransport(CollectiveTransport):
     on_device = True
 
 
-def _load(link: SyncLink, engines: Iterable[int], bucket: int, given: Pending) -> dict[int, Pending]:
-    """Begin ``load_bucket`` on engines that are not lost."""
-    return {engine: link.engines[engine].start("load_bucket", bucket, given) for engine in engines if engine in link.engines}
+def _partner(link: SyncLink, engine: int) -> Worker:
+    """An engine of a group, without which the others would wait until their deadline.
+
+    Raises:
+        PartnerLostError: it is lost, as somebody else found out.
+    """
+    if engine not in link.engines:
+        raise PartnerLostError(f"engine {engine} was lost while a group with it was in use")
+    return link.engines[engine]
 
 
 def chain_order(engines: Sequence[int], sender: int, settings: TransportSettings) -> list[int]:
@@ -227,8 +233,8 @@ class Broadcast(Remote):
     """For messages."""
     first_rank: int = 0
     """Of the engine's processes in the group."""
-    waits: bool = False
-    """The sender packs others before engines take it."""
+    announced: int | None = None
+    """Number that a receiver announces before it takes part, as the sender packs others until then; None: the sender does not wait."""
 
     @property
     def num_bytes(self) -> int:
@@ -255,6 +261,8 @@ class Broadcast(Remote):
             what = f"{self.what} has no room on {device}: {error}"
             member.give_up(what)
             raise WeightSyncError(what) from error
+        if self.announced is not None:
+            member.announce(self.announced)
         member.broadcast(data, self.sequence)
         return data
 
@@ -290,19 +298,24 @@ class BroadcastSender:
             self._source.pack_buckets(owned)
             return None
         fault = self._outbox.room()
+        if fault is not None:
+            self._source.pack_buckets(owned)  # other ranks are in the same gather
+            raise fault
         delta = None if version == TEST_VERSION else self._delta
         packed = room_for(self._source, owned, partial(self._room, bucket, delta))
         self._source.pack_buckets(owned, packed.numpy() if isinstance(packed, torch.Tensor) and not packed.is_cuda else packed)
-        if fault is not None:  # only now: other ranks were in the same gather
-            raise fault
-        encoded, base = (packed, None) if delta is None else delta.encode(version, bucket, packed)
+        try:
+            encoded, base = (packed, None) if delta is None else delta.encode(version, bucket, packed)
+        except torch.OutOfMemoryError as error:
+            raise no_room(self._source, bucket, error) from error
         data = encoded if isinstance(encoded, torch.Tensor) else as_byte_tensor(encoded)
         proof = fingerprint(data)
-        sequence, waits = self._outbox.put(data, spare_bytes=0 if base is None else self._spare_bytes)
+        spare_bytes = 0 if base is None else self._spare_bytes
+        sequence, announced = self._outbox.put(data, spare_bytes=spare_bytes, is_first=part == 0)
         sent = Broadcast(
             meeting=self._outbox.meeting,
             sequence=sequence,
-            waits=waits,
+            announced=announced,
             size_bytes=data.numel(),
             sent_checksum=proof,
             what=f"bucket {bucket.index} of weights v{version} ({data.numel()} bytes) from trainer rank {self._source.rank}",
@@ -341,16 +354,23 @@ class BroadcastReceiver:
         self._streams = streams
         kept = copies if streams else None
         self._images = None if copies is None else Images(kept)
-        self._node = None if share is None else NodeCopy(share)
+        self._node: NodeCopy | None = None
         self.holdings = Holdings(
             copies=kept,
             segments=None if share is None or not share.is_shared else share.prefix,
             groups=frozenset(test.payload.meeting.name for test in tests.values() if isinstance(test.payload, Broadcast)),
         )
-        taken = [self.taken(bucket, test) for bucket, test in tests.items()]
+        try:
+            if share is not None and share.leads:
+                self._join(tests)
+            self._node = None if share is None else NodeCopy(share)
+            taken = [self.taken(bucket, test) for bucket, test in tests.items()]
+            for test in taken:
+                test.check("the first bucket of a sender")
+        except BaseException:
+            self.close()  # nobody else can, and the node's copy is as large as the weights
+            raise
         self.tests: Sequence[Remote] = [test.payload for test in taken if isinstance(test.payload, Remote)]
-        for test in taken:
-            test.check("the first bucket of a sender")
 
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
         """Open an update."""
@@ -376,6 +396,17 @@ class BroadcastReceiver:
         place = None if self._node is None else self._node.place(bucket, size)
         whole = received(self._seated(parcel), place)
         return whole if self._node is None or place is None else dataclasses.replace(parcel, payload=self._node.shared(bucket, size))
+
+    def _join(self, tests: Mapping[int, Parcel]) -> None:
+        """Join the senders' groups before the node's copy is made, which may take longer than members wait for each other.
+
+        Engines that are alone on their nodes do the same: one that received from the first sender before it joined the group of the second
+        would wait for engines that wait for it there.
+        """
+        for test in tests.values():
+            payload = self._seated(test).payload
+            assert isinstance(payload, Broadcast)
+            MEMBERSHIPS.join(payload.meeting, payload.first_rank, HOST)
 
     def _seated(self, parcel: Parcel) -> Parcel:
         assert isinstance(parcel.payload, Broadcast)

@@ -41,7 +41,7 @@ from rljob_runtime.weightsync.group import device_here
 from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.parcel import NOT_OPENED, Parcel, Remote, compare, fingerprint
 from rljob_runtime.weightsync.transport import Shapes, SyncLink, TransportSettings, WeightSource
-from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport, room_for
+from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport, no_room, room_for
 
 TURNS = 2
 """Buffers of a rank: one is packed while the other is loaded from."""
@@ -225,7 +225,10 @@ class HandleSender:
         place = partial(shared_buffer, device=self._device)
         room = room_for(self._source, owned, lambda: place(bucket.size_bytes) if delta is None else delta.room(bucket))
         self._source.pack_buckets(owned, room if room.is_cuda else room.numpy())
-        return (room, None) if delta is None else delta.encode(version, bucket, room, place)
+        try:
+            return (room, None) if delta is None else delta.encode(version, bucket, room, place)
+        except torch.OutOfMemoryError as error:
+            raise no_room(self._source, bucket, error) from error
 
     def _exported(self, data: torch.Tensor, version: int) -> bytes:
         rebuild, arguments = reduced = reduce_tensor(data)

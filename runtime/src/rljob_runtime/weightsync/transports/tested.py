@@ -38,10 +38,15 @@ def room_for(source: WeightSource, owned: Mapping[int, Bucket], make: Callable[[
         return make()
     except RuntimeError as error:  # torch's OutOfMemoryError is one
         source.pack_buckets(owned)
-        raise WeightSyncError(
-            f"trainer rank {source.rank} has no room for a bucket of {owned[source.rank].size_bytes} bytes: {error}; "
-            "lower weightSync.bucketBytes, or training.microBatchTokens and engine.memoryFraction where they share the device"
-        ) from error
+        raise no_room(source, owned[source.rank], error) from error
+
+
+def no_room(source: WeightSource, bucket: Bucket, error: Exception) -> WeightSyncError:
+    """What to raise where a rank has no memory for a bucket, or to compare it with the one before."""
+    return WeightSyncError(
+        f"trainer rank {source.rank} has no room for a bucket of {bucket.size_bytes} bytes: {error}; "
+        "lower weightSync.bucketBytes, or training.microBatchTokens and engine.memoryFraction where they share the device"
+    )
 
 
 class TestedTransport(ABC):
