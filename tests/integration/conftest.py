@@ -48,6 +48,8 @@ def quickstart_models(kept_models: Path) -> Callable[[int], Path]:
         folder = kept_models / f"quickstart-{seed}"
         folder.mkdir(exist_ok=True)
         with FileLock(kept_models / f"quickstart-{seed}.lock"):
+            if (folder / "models" / "tiny").exists():  # is there complete or not at all; the command would import torch to say so
+                return folder / "models"
             print(rljob("model", "tiny", "--out", "models/tiny", "--seed", str(seed), cwd=folder))
         return folder / "models"
 
