@@ -34,10 +34,11 @@ def kept_folder() -> Path:
 
 
 def sources() -> dict[str, Path]:
-    """Files by module: of the package that makes models, and of all that it imports but :data:`WITHOUT_EFFECT`."""
+    """Files by module: of the package that makes models, and of all that it imports other than by :data:`WITHOUT_EFFECT`."""
     graph = grimp.build_graph(PACKAGE, cache_dir=None)
+    for module in WITHOUT_EFFECT:
+        graph.remove_module(module)  # and what nothing else imports
     modules = graph.find_upstream_modules(MAKES, as_package=True) | graph.find_descendants(MAKES) | {MAKES}
-    modules -= set(WITHOUT_EFFECT)
     found = {module: find_spec(module) for module in modules}
     return {module: Path(spec.origin) for module, spec in found.items() if spec is not None and spec.origin is not None}
 
