@@ -1,7 +1,7 @@
 """Where models that take a minute to make stay from one session of tests to the next.
 
-`rljob model tiny` gives the same files whenever code, libraries and seed are the same. The folder is named after a hash of them, so that a
-change of any makes the models again; on a machine without the folder, as on any other, they are made by the tests that need them.
+`rljob model tiny` gives the same files whenever code, libraries and seed are the same. Each kind of model has a folder that is named after a
+hash of them, so that a change of any makes its models again; on a machine without the folder, as on any other, the tests that need them make them.
 
 Making all of them computes for minutes, so a change that cannot change a model does not rename the folder: comments, docstrings and layout
 of code, and the modules of :data:`WITHOUT_EFFECT`.
@@ -21,24 +21,27 @@ from pathlib import Path
 import grimp
 import torch
 
-PACKAGE, MAKES = "rljob_runtime", "rljob_runtime.tiny"
-WITHOUT_EFFECT = ("rljob_runtime.errors", "rljob_runtime.data.jsonl")
-"""Imported by what makes models, and no model depends on them: an error ends the making, and prompts come from a task, not from a file."""
+PACKAGE = "rljob_runtime"
+MAKES_QUICKSTART, MAKES_LAKE = "rljob_runtime.tiny.model", "rljob_runtime.tiny.lake"
+ENTRIES = ("rljob_runtime.tiny", "rljob_runtime.commands.model")
+"""Through which tests have models made: their defaults count, not all that they import."""
+WITHOUT_EFFECT = ("rljob_runtime.errors", "rljob_runtime.data.config", "rljob_runtime.data.jsonl")
+"""Imported by what makes models, and no model depends on them: with an error there is none, and prompts come from a task."""
 LIBRARIES = ("numpy", "reasoning_gym", "safetensors", "tokenizers", "torch", "transformers")
 
 
-def kept_folder() -> Path:
-    """In the user's caches; it may not exist yet."""
+def kept_folder(makes: str) -> Path:
+    """Of the models that this module makes, in the user's caches; it may not exist yet."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return caches / "rljob-tests" / f"models-{fingerprint(sources())}"
+    return caches / "rljob-tests" / f"models-{fingerprint(sources(makes))}"
 
 
-def sources() -> dict[str, Path]:
-    """Files by module: of the package that makes models, and of all that it imports other than by :data:`WITHOUT_EFFECT`."""
+def sources(makes: str) -> dict[str, Path]:
+    """Files by module: of the one that makes models, all that it imports other than by :data:`WITHOUT_EFFECT`, and :data:`ENTRIES`."""
     graph = grimp.build_graph(PACKAGE, cache_dir=None)
     for module in WITHOUT_EFFECT:
         graph.remove_module(module)  # and what nothing else imports
-    modules = graph.find_upstream_modules(MAKES, as_package=True) | graph.find_descendants(MAKES) | {MAKES}
+    modules = graph.find_upstream_modules(makes) | {makes, *ENTRIES}
     found = {module: find_spec(module) for module in modules}
     return {module: Path(spec.origin) for module, spec in found.items() if spec is not None and spec.origin is not None}
 
