@@ -1,7 +1,8 @@
 """Where models that take a minute to make stay from one session of tests to the next.
 
-`rljob model tiny` gives the same files whenever code, libraries and seed are the same. Each kind of model has a folder that is named after a
-hash of them, so that a change of any makes its models again; on a machine without the folder, as on any other, the tests that need them make them.
+`rljob model tiny` gives the same files whenever code, libraries and seed are the same. Each kind of model has a folder that is named after
+a hash of them, so that a change of any makes its models again; on a machine without the folder, as on any other, the tests that need them
+make them.
 
 Making all of them computes for minutes, so a change that cannot change a model does not rename the folder: comments, docstrings and layout
 of code, and the modules of :data:`WITHOUT_EFFECT`.
