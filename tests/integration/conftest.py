@@ -32,33 +32,40 @@ def model(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def kept_models(shared_folder: Path) -> Path:
-    """Where models that take minutes to make stay for later sessions of the same code, or for this one where that cannot be written."""
-    folder = made_models.kept_folder()
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder if os.access(folder, os.W_OK) else shared_folder
+def kept_models(shared_folder: Path) -> Callable[[str], Path]:
+    """Where models that a module makes in minutes stay for later sessions of the same code, or for this one if that cannot be written."""
+
+    def kept(makes: str) -> Path:
+        folder = made_models.kept_folder(makes)
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder if os.access(folder, os.W_OK) else shared_folder
+
+    return kept
 
 
 @pytest.fixture(scope="session")
-def quickstart_models(kept_models: Path) -> Callable[[int], Path]:
+def quickstart_models(kept_models: Callable[[str], Path]) -> Callable[[int], Path]:
     """The ``models`` folder of `make run` for a seed, made by the same command; a minute of computing that several tests share."""
+    kept = kept_models(made_models.MAKES_QUICKSTART)
 
     def made(seed: int) -> Path:
-        folder = kept_models / f"quickstart-{seed}"
+        folder = kept / f"quickstart-{seed}"
         folder.mkdir(exist_ok=True)
-        with FileLock(kept_models / f"quickstart-{seed}.lock"):
-            print(rljob("model", "tiny", "--out", "models/tiny", "--seed", str(seed), cwd=folder))
+        with FileLock(kept / f"quickstart-{seed}.lock"):
+            if not (folder / "models" / "tiny").exists():  # is there complete or not at all; the command would import torch to say so
+                print(rljob("model", "tiny", "--out", "models/tiny", "--seed", str(seed), cwd=folder))
         return folder / "models"
 
     return made
 
 
 @pytest.fixture(scope="session")
-def lake_model(kept_models: Path) -> TinySummary:
+def lake_model(kept_models: Callable[[str], Path]) -> TinySummary:
     """The model of examples/frozen-lake.yaml as `rljob model tiny` makes it; minutes of computing that several tests share."""
-    with FileLock(kept_models / "lake.lock"):
-        return make_lake_model(kept_models / "lake" / "tiny-lake")  # which finds the model that is there
+    kept = kept_models(made_models.MAKES_LAKE)
+    with FileLock(kept / "lake.lock"):
+        return make_lake_model(kept / "lake" / "tiny-lake")  # which finds the model that is there
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

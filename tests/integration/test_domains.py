@@ -12,6 +12,8 @@ from tests.layout.tree import ROOT
 
 pytestmark = pytest.mark.slow
 WINDOW = 10
+STEPS = 90
+"""Of the 150 of the example."""
 
 
 def test_every_domain_is_learned_by_its_own_verifier(
@@ -20,7 +22,9 @@ def test_every_domain_is_learned_by_its_own_verifier(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").symlink_to(quickstart_models(0))
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    run = Running(tmp_path / "examples", yaml.safe_load((ROOT / "examples" / "domains.yaml").read_text()))
+    manifest = yaml.safe_load((ROOT / "examples" / "domains.yaml").read_text())
+    manifest["spec"]["training"]["steps"] = STEPS
+    run = Running(tmp_path / "examples", manifest)
     assert run.wait(COMMAND_TIMEOUT_S) == 0, run.output
     rows = run.metrics()
     for tag, reward in (("sums", "task"), ("plus", "math"), ("even", "even")):

@@ -115,13 +115,15 @@ class Case:
     steps: int = STEPS
     first_trained: int = 1
     """Step of the first update of the policy."""
+    samples_per_prompt: int | None = None
+    """Fewer than the example's, where each is a program that computes for a second; None: as shipped."""
 
 
 CASES = {
     "lora": Case(check=lora),
     "critic": Case(check=critic, steps=3, first_trained=3),
     "quickstart-mixture": Case(check=mixture),
-    "agent-program": Case(check=agent_program),
+    "agent-program": Case(check=agent_program, samples_per_prompt=4),
     "auto-placement": Case(check=auto_placement),
     "rlvr-async": Case(check=rlvr_async),
 }
@@ -149,10 +151,12 @@ def model_for(path: str, quickstart_models: Callable[[int], Path], folder: Path)
     return folder
 
 
-def start(example: str, steps: int, folder: Path) -> tuple[Running, Plan]:
-    """Run an example of ``folder`` with fewer steps, without the warm-up that these are too few for; all else is as it is shipped."""
+def start(example: str, case: Case, folder: Path) -> tuple[Running, Plan]:
+    """Run an example of ``folder`` as ``case`` says, without the warm-up that its steps are too few for; all else is as it is shipped."""
     manifest: dict[str, Any] = yaml.safe_load((folder / f"{example}.yaml").read_text())
-    manifest["spec"]["training"] |= {"steps": steps, "warmupSteps": 0}
+    manifest["spec"]["training"] |= {"steps": case.steps, "warmupSteps": 0}
+    if case.samples_per_prompt is not None:
+        manifest["spec"]["rollout"]["samplesPerPrompt"] = case.samples_per_prompt
     return Running(folder, manifest), validation.check(yaml.safe_dump(manifest)).plan
 
 
@@ -168,14 +172,14 @@ def test_it_trains(example: str, quickstart_models: Callable[[int], Path], tmp_p
     link.symlink_to(model)
     monkeypatch.chdir(tmp_path)
 
-    run, plan = start(example, case.steps, tmp_path / "examples")
+    run, plan = start(example, case, tmp_path / "examples")
     assert run.wait() == 0, run.output
     metrics, steps = run.metrics(), list(range(1, case.steps + 1))
     assert [m["step"] for m in metrics] == [m["sync/version"] for m in metrics] == steps
     assert all(math.isfinite(value) for m in metrics for value in m.values())
     assert all(m["sync/probe_max_abs_diff"] < 1e-4 for m in metrics)
     assert all(m["train/grad_norm"] > 0 and "train/total_loss" in m for m in metrics[case.first_trained - 1 :])
-    sequences = wanted["rollout"]["promptsPerStep"] * wanted["rollout"]["samplesPerPrompt"]
+    sequences = wanted["rollout"]["promptsPerStep"] * (case.samples_per_prompt or wanted["rollout"]["samplesPerPrompt"])
     assert all(m["rollout/sequences"] == sequences for m in metrics)
     planned = {f"{component.name}-{process.rank}" for component in plan.components for process in component.processes}
     assert {log.stem for log in (run.run_dir / "logs").glob("*-*.log")} == planned

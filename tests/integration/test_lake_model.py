@@ -91,7 +91,7 @@ def test_it_learns_the_rest_of_the_way_while_the_next_batch_is_played(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").symlink_to(lake_model.folder.parent)
     manifest = yaml.safe_load((ROOT / "examples" / "frozen-lake.yaml").read_text())
-    manifest["spec"]["training"]["steps"] = 60
+    manifest["spec"]["training"]["steps"] = 40
     run = Running(tmp_path, manifest)
     assert run.wait(COMMAND_TIMEOUT_S) == 0, run.output
     rows = run.metrics()
