@@ -97,14 +97,17 @@ def test_training_of_a_dense_model_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("nodes", "size", "seconds"),
+    ("nodes", "size", "backend", "seconds"),
     [
-        (2, 8, 7e9 * 2 / 8.25e9),  # the rate of a sync
-        (17, 8, 7e9 * 2 / 8.25e9),  # a chain: as before
-        (17, 4, 16 * 7e9 * 2 / 50e9),  # two engines of a node have the object store, and the sender's link carries a copy for each node
+        (2, 8, "Auto", 7e9 * 2 / 8.25e9),  # the rate of a sync
+        (17, 8, "Auto", 7e9 * 2 / 8.25e9),  # a chain: as before
+        (17, 4, "Auto", 7e9 * 2 / 8.25e9),  # two engines of a node have one copy
+        (17, 4, "ObjectStore", 16 * 7e9 * 2 / 50e9),  # the sender's link carries a copy for each node
     ],
 )
-def test_weights_leave_the_sender_once_in_a_chain_and_once_for_each_node_through_the_object_store(nodes: int, size: int, seconds: float):
+def test_weights_leave_the_sender_once_in_a_chain_and_once_for_each_node_through_the_object_store(
+    nodes: int, size: int, backend: str, seconds: float
+):
     components = [
         {"name": "trainer", "role": "Trainer", "placement": {"ranks": "0-7"}},
         {
@@ -115,7 +118,8 @@ def test_weights_leave_the_sender_once_in_a_chain_and_once_for_each_node_through
         },
         {"name": "reward", "role": "Reward", "placement": {"workers": 1}},
     ]
-    world = made(job(nodeGroups=[{"name": "g", "nodes": nodes, "devicesPerNode": 8}], components=components)).world
+    groups = [{"name": "g", "nodes": nodes, "devicesPerNode": 8}]
+    world = made(job(nodeGroups=groups, components=components, weightSync={"backend": backend})).world
     assert world.sync_s + world.sync_hidden_s == pytest.approx(seconds)
 
 
