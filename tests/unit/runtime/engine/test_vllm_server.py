@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api.v1alpha1 import RLJob
+from rljob_runtime.cluster.ports import held_port
 from rljob_runtime.engine.vllm import server
 from rljob_runtime.engine.vllm.server import ServerConfig, VllmServer
 from rljob_runtime.engine.vllm.server_settings import vllm_server
@@ -78,7 +79,7 @@ def test_arguments_are_those_of_vllm(tmp_path: Path) -> None:
 
 
 def test_a_server_is_there_until_its_worker_closes(tmp_path: Path) -> None:
-    worker, port = VllmServer(config(tmp_path)), free_port()
+    worker, port = VllmServer(config(tmp_path)), held_port("127.0.0.1")
     with pytest.raises(RuntimeError, match="served was called before serve"):
         worker.served()
     worker.serve("127.0.0.1", port, "key-1", WAIT_S)

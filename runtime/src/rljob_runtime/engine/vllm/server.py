@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_runtime.addresses import host_and_port
+from rljob_runtime.cluster.ports import take_listener
 from rljob_runtime.engine.vllm import model_infos
 from rljob_runtime.errors import ModelError, OffloadError, StartupDeadlineError
 from rljob_runtime.offload.states import MemorySnapshot, StateKind, SwitchReport
@@ -115,6 +116,8 @@ class VllmServer:
         model_infos.seed()
         command = [sys.executable, "-m", _CHILD, sys.executable, "-m", SERVER_MODULE, *self.config.arguments(host, port)]
         env = os.environ | {KEY_VARIABLE: key} | ({_CONTROL_VARIABLE: "1"} if self.config.releases else {})
+        if (listener := take_listener(port)) is not None:  # this process has held the port since it was chosen
+            listener.close()
         with self.config.log_file.open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=env, start_new_session=True)
         self._url = f"http://{host_and_port(host, port)}"
