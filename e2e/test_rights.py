@@ -25,6 +25,8 @@ NOT_EXERCISED = {
     Right("rljob.dev", "rljobs/finalizers", "update"): "every scenario that creates a child",
     # Only after a write to an RLJob was answered with 409, because it was deleted and created again at that very moment.
     Right("rljob.dev", "rljobs", "get"): "tests/unit/operator/shell/test_reconcile.py",
+    # Only for a pod whose containers have not been created for two minutes.
+    Right("", "events", "list"): "tests/unit/operator/shell/test_pod_warnings.py",
 }
 """Permissions that a request of a scenario uses by chance at most, as after a conflict -> the tests that cover them instead."""
 
