@@ -34,7 +34,7 @@ messages = noise.map(lambda text: views.clean(text, views.MAX_TEXT))
 reasons = st.sampled_from(list(Reason))
 rules = st.fixed_dictionaries({"reason": reasons.map(str), "action": st.sampled_from(["Restart", "Fail"])})
 optional_seconds = st.none() | st.integers(1, 2000)
-# Made once: making a strategy costs more than drawing from it, and a scene draws a hundred times.
+# Made once: making a strategy costs more than generating a value, and a scene has a hundred of them.
 flags = st.booleans()
 moments = seconds.map(at)
 optional_moments = st.none() | moments
