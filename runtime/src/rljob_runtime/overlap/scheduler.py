@@ -174,8 +174,8 @@ class RolloutScheduler:
         self._scoring_failed: asyncio.Future[None] | None = None
         self._counters = RolloutCounters()
         self._filtered_in_row: list[float] = []
-        self._failing = FailingRewards()
         """Mean scores of the groups filtered since one was kept."""
+        self._failing = FailingRewards()
         self.fleet = EngineFleet(engines, config=config.fleet, on_lost=on_lost)
         self.environments = environments
         self._player = None if environments is None else environments.player(self, self.fleet, config.sampling, config.seed)

@@ -26,6 +26,6 @@ class Holdings:
         if self.segments is not None:
             shared_memory.forget(self.segments)
         if self.groups:
-            from rljob_runtime.weightsync.group import MEMBERSHIPS
+            from rljob_runtime.weightsync.group import MEMBERSHIPS  # torch, which the driver does without
 
             MEMBERSHIPS.leave(self.groups)
