@@ -172,7 +172,7 @@ def _write_prompts(job: RLJob, path: Path, count: int) -> int:
 
     tokenizer = AutoTokenizer.from_pretrained(job.spec.model.path)
     source = PromptSource(
-        [worker_settings.source_config(s) for s in job.spec.data.train],
+        [worker_settings.source_config(s, job.spec) for s in job.spec.data.train],
         tokenizer,
         seed=job.spec.seed,
         max_prompt_tokens=job.spec.rollout.max_prompt_tokens,

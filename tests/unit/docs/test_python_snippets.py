@@ -17,6 +17,7 @@ import torch
 import yaml
 
 from rljob_runtime.data import JsonlSource
+from rljob_runtime.data.config import NO_CHAT_TEMPLATE
 from rljob_runtime.data.jsonl import read_rows
 from rljob_runtime.losses.tokens import LossTokens
 from tests.layout.tree import ROOT
@@ -156,6 +157,6 @@ def test_verls_data_become_lines_of_json(tmp_path: Path, monkeypatch: pytest.Mon
         path=tmp_path / "train.jsonl",
         prompt_field=fields["promptField"],
         answer_field=fields["answerField"],
-        takes_messages=job["spec"]["data"]["prompt"]["chatTemplate"],
+        no_messages=None if job["spec"]["data"]["prompt"]["chatTemplate"] else NO_CHAT_TEMPLATE,
     )
     assert [(entry.question, entry.answer) for entry in read_rows(read)] == [("6 * 7?", "42")]

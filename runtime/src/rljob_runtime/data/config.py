@@ -10,6 +10,9 @@ from pathlib import Path
 
 from rljob_runtime.errors import DataError
 
+NO_CHAT_TEMPLATE = "needs a chat template: set data.prompt.chatTemplate: true"
+"""Why prompts cannot be conversations without one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningGymSource:
@@ -38,8 +41,8 @@ class JsonlSource:
     path: Path
     prompt_field: str = "question"
     """Key of the question, a string, or of a conversation, a list of messages."""
-    takes_messages: bool = False
-    """Whether prompts may be conversations, which need the chat template."""
+    no_messages: str | None = NO_CHAT_TEMPLATE
+    """Why a prompt cannot be a conversation; None: it can."""
     answer_field: str | None = "answer"
     """Key of the reference answer, a string or number, or keys joined by dots (``reward_model.ground_truth``); None when the rewards need
     no answer."""

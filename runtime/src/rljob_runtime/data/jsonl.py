@@ -147,8 +147,8 @@ def _is_answer(value: object) -> bool:
 
 def _conversation(value: object, source: JsonlSource) -> tuple[Message, ...] | str:
     """The messages of a prompt that is a conversation, or what is wrong with it."""
-    if not source.takes_messages:
-        return "a list of messages, which only prompts of data sources with data.prompt.chatTemplate: true can be; otherwise write text"
+    if source.no_messages is not None:
+        return f"a list of messages {source.no_messages}, or write text"
     assert isinstance(value, Sequence)
     return read_messages(value)
 

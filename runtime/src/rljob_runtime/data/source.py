@@ -300,8 +300,8 @@ def _fingerprint(sources: Sequence[SourceConfig], *, seed: int, max_prompt_token
         del shape["template_parameters"]
     described: list[object] = [seed, max_prompt_tokens, shape]
     for source in sources:
-        # takes_messages follows from the prompt format.
-        values: dict[str, object] = {f.name: getattr(source, f.name) for f in fields(source) if f.name != "takes_messages"}
+        # no_messages follows from the prompt format.
+        values: dict[str, object] = {f.name: getattr(source, f.name) for f in fields(source) if f.name != "no_messages"}
         if isinstance(source, JsonlSource):
             values["path"] = hashlib.sha256(source.path.read_bytes()).hexdigest() if source.path.is_file() else ""
         described.append([type(source).__name__, values])

@@ -326,7 +326,7 @@ def shown_once(show: Callable[[str], None]) -> Callable[[str], None]:
 def training_source(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, announce: Callable[[str], None]) -> PromptSource:
     """The training prompts."""
     source = PromptSource(
-        [worker_settings.source_config(s, takes_messages=spec.data.prompt.chat_template) for s in spec.data.train],
+        [worker_settings.source_config(s, spec) for s in spec.data.train],
         tokenizer,
         seed=spec.seed,
         max_prompt_tokens=spec.rollout.max_prompt_tokens,
@@ -340,7 +340,7 @@ def training_source(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, announc
 
 def validation_prompts(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, announce: Callable[[str], None]) -> list[Prompt]:
     """The validation prompts: the first ``maxPrompts`` of a seeded order, each at most once."""
-    sources = [worker_settings.source_config(s, takes_messages=spec.data.prompt.chat_template) for s in spec.data.validation]
+    sources = [worker_settings.source_config(s, spec) for s in spec.data.validation]
     available = sum(len(open_rows(source, spec.seed)) for source in sources)
     source = PromptSource(
         sources,

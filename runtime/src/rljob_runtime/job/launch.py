@@ -110,7 +110,7 @@ def _read_sources(spec: RLJobSpec) -> list[frozenset[str]]:
     tags: list[frozenset[str]] = []
     problems: list[str] = []
     for source in (*spec.data.train, *spec.data.validation):
-        config = worker_settings.source_config(source, takes_messages=spec.data.prompt.chat_template)
+        config = worker_settings.source_config(source, spec)
         try:
             tags.append(tags_of(config, open_rows(config, spec.seed)))
         except DataError as error:

@@ -19,13 +19,14 @@ from rljob_api.roles import TRAITS
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component, Role
 from rljob_api.v1alpha1.data import DataSource, DataSourceType
+from rljob_api.v1alpha1.data import PromptFormat as PromptSpec
 from rljob_api.v1alpha1.data import Reward as RewardSpec
 from rljob_api.v1alpha1.environments import Environment, Harness
 from rljob_api.v1alpha1.learning import Rollout
 from rljob_api.v1alpha1.nodes import DeviceType
 from rljob_api.vocabulary import HarnessSampling, PromptHistory
 from rljob_runtime.cluster.protocol import Interpreter
-from rljob_runtime.data.config import JsonlSource, PromptFormat, ReasoningGymSource, SourceConfig
+from rljob_runtime.data.config import NO_CHAT_TEMPLATE, JsonlSource, PromptFormat, ReasoningGymSource, SourceConfig
 from rljob_runtime.environments.builtin import CONVERSATIONS
 from rljob_runtime.environments.codec import PromptSettings
 from rljob_runtime.environments.config import EnvironmentConfig, HarnessConfig, Isolation
@@ -165,15 +166,15 @@ def policy_config(
     )
 
 
-def source_config(source: DataSource, *, takes_messages: bool = False) -> SourceConfig:
-    """One prompt source; ``takes_messages``: whether its prompts may be conversations."""
+def source_config(source: DataSource, spec: RLJobSpec) -> SourceConfig:
+    """One prompt source of a job."""
     if source.type is DataSourceType.JSONL and source.jsonl is not None:
         jsonl = source.jsonl
         return JsonlSource(
             name=source.name,
             path=Path(jsonl.path),
             prompt_field=jsonl.prompt_field,
-            takes_messages=takes_messages,
+            no_messages=_no_messages(spec.data.prompt),
             answer_field=jsonl.answer_field or None,
             tag_field=jsonl.tag_field,
             weight=source.weight,
@@ -182,6 +183,15 @@ def source_config(source: DataSource, *, takes_messages: bool = False) -> Source
         raise ValueError(f"data source {source.name} lacks the settings of its type {source.type}; validation lets none through")
     task = source.reasoning_gym
     return ReasoningGymSource(name=source.name, task=task.task, params=task.parameters, size=task.size, weight=source.weight)
+
+
+def _no_messages(prompt: PromptSpec) -> str | None:
+    """Why prompts of a job cannot be conversations; None: they can."""
+    if not prompt.chat_template:
+        return NO_CHAT_TEMPLATE
+    if prompt.template != PromptSpec.model_fields["template"].default:
+        return "has no place for data.prompt.template: remove the template"
+    return None
 
 
 def prompt_format(spec: RLJobSpec) -> PromptFormat:

@@ -98,7 +98,7 @@ def test_prompts_may_be_conversations(tmp_path):
     talk = conversation(("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello."))
     talk.append({"role": "user", "content": parts, "name": None})
     path.write_text(json.dumps({"prompt": talk, "answer": "3"}) + "\n" + json.dumps({"prompt": "as text", "answer": "4"}))
-    row, plain = read_rows(source(path, prompt_field="prompt", takes_messages=True))
+    row, plain = read_rows(source(path, prompt_field="prompt", no_messages=None))
     assert row.messages == tuple(conversation(("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello."), ("user", "one two")))
     assert (row.question, row.answer, row.metadata) == ("one two", "3", {"prompt": talk})
     assert (plain.question, plain.messages) == ("as text", ())
@@ -125,7 +125,7 @@ def test_conversations_that_are_no_prompt_are_refused(messages, said, tmp_path):
     path = tmp_path / "train.jsonl"
     path.write_text(json.dumps({"question": messages, "answer": "1"}))
     with pytest.raises(DataError, match=f"line 1: field 'question': .*{said}"):
-        read_rows(source(path, takes_messages=True))
+        read_rows(source(path, no_messages=None))
 
 
 def test_answers_may_be_switched_off(tmp_path):

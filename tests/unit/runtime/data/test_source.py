@@ -166,7 +166,7 @@ def test_prompts_that_are_left_out_are_announced_once_and_counted_at_the_end_of_
 
 
 def chat_source(path, kind, **options):
-    jsonl = JsonlSource(name="a", path=path, takes_messages=True)
+    jsonl = JsonlSource(name="a", path=path, no_messages=None)
     prompt_format = PromptFormat(chat_template=True, **options)
     return PromptSource([jsonl], chat_tokenizer(kind), seed=0, max_prompt_tokens=99, prompt_format=prompt_format)
 
@@ -196,7 +196,7 @@ def test_the_order_of_earlier_versions_is_resumed(folder):
     """Fingerprints are in checkpoints: new options change none that does not use them."""
     source = JsonlSource(name="a", path=numbers_file(folder / "resumed.jsonl", 3))
     assert make_source([source]).fingerprint == "cc1eb60d962b3e97"
-    assert make_source([dataclasses.replace(source, takes_messages=True)]).fingerprint == "cc1eb60d962b3e97"
+    assert make_source([dataclasses.replace(source, no_messages=None)]).fingerprint == "cc1eb60d962b3e97"
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,19 @@ def test_conversations_with_settings_of_the_chat_template(tmp_path: Path) -> Non
     assert all(p.text.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n") for p in prompts)
 
 
-def test_conversations_need_the_chat_template(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"with data\.prompt\.chatTemplate: true"):
-        assemble.training_source(spec(tmp_path, [row("a")]), chat_tokenizer("reasoning"), pytest.fail)
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ({}, r"needs a chat template: set data\.prompt\.chatTemplate: true, or write text"),
+        (
+            {"chatTemplate": True, "template": "Solve: {question}"},
+            r"has no place for data\.prompt\.template: remove the template, or write",
+        ),
+    ],
+)
+def test_conversations_need_the_chat_template_and_no_other(prompt: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"field 'prompt': a list of messages {said}"):
+        assemble.training_source(spec(tmp_path, [row("a")], **prompt), chat_tokenizer("reasoning"), pytest.fail)
 
 
 def test_fewer_prompts_than_a_step_takes_and_those_that_are_left_out_are_announced(tmp_path: Path) -> None:
