@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from bench.gpu_check.sync_ends import answer_calls
-from rljob_runtime.records import Bucket, WeightManifest
+from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.packing import pack
 from rljob_runtime.weightsync.parcel import fingerprint
 from rljob_runtime.weightsync.patching import INTEGERS
-from rljob_runtime.weightsync.transport import Sender, make_end
+from rljob_runtime.weightsync.sending import SendingRank
 
 
-class WeightHolder:
+class WeightHolder(SendingRank):
     """In place of the only trainer rank: the weights of a model folder, without a model."""
 
     rank = 0
@@ -32,7 +32,6 @@ class WeightHolder:
         for file in sorted(folder.glob("*.safetensors")):
             self._tensors |= {name: tensor.to(device, getattr(torch, dtype)) for name, tensor in load_file(file).items()}
         self._dtype = dtype
-        self._sender: Sender | None = None
 
     def weight_specs(self) -> list[tuple[str, str, tuple[int, ...]]]:
         """Name, dtype and shape of each."""
@@ -45,22 +44,6 @@ class WeightHolder:
         for tensor in self._tensors.values():
             numbers = tensor.view(INTEGERS[tensor.element_size()]).view(-1)
             numbers[:: round(1 / part)] ^= 1
-
-    def prepare_sender(self, sender: str, manifest: WeightManifest, settings: Mapping[str, Any]) -> None:
-        """As of a trainer's worker."""
-        self.close_sender()
-        self._sender = make_end(sender, self, manifest, **settings)
-
-    def close_sender(self) -> None:
-        """As of a trainer's worker."""
-        if self._sender is not None:
-            sender, self._sender = self._sender, None
-            sender.close()
-
-    def send_weights(self, version: int, part: int) -> Any:
-        """As of a trainer's worker."""
-        assert self._sender is not None
-        return self._sender.send(version, part)
 
     def pack_buckets(self, buckets: Mapping[int, Bucket], out: Any = None, on_packed: Any = None) -> Any:
         """Of ``transport.WeightSource``."""

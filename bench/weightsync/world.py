@@ -22,7 +22,8 @@ from rljob_runtime.weightsync.checkpoint_names import NamedPart
 from rljob_runtime.weightsync.packing import pack, unpack
 from rljob_runtime.weightsync.parcel import Held, checksum, view
 from rljob_runtime.weightsync.patching import Places, Region, write_changes
-from rljob_runtime.weightsync.transport import ByteArray, IncomingUpdate, Receiver, Sender, make_end
+from rljob_runtime.weightsync.sending import SendingRank
+from rljob_runtime.weightsync.transport import ByteArray, IncomingUpdate, Receiver, make_end
 
 LAYER_BYTES = 8 << 20
 ENGINES = 2
@@ -51,7 +52,7 @@ class Member:
         raise NotImplementedError
 
 
-class Trainer(Member):
+class Trainer(SendingRank, Member):
     """Packs what a step has changed; several ranks hold rows of every tensor each, and gather them as a job's do."""
 
     def __init__(self, rank: int = 0, world_size: int = 1) -> None:
@@ -60,7 +61,6 @@ class Trainer(Member):
         self.rank, self.world_size = rank, world_size
         self._tensors: dict[str, torch.Tensor] = {}
         self._model: Rows | None = None
-        self._sender: Sender | None = None
 
     def join(self, host: str, port: int) -> None:
         """The process group of all ranks."""
@@ -94,22 +94,6 @@ class Trainer(Member):
         out = np.zeros(bucket.size_bytes, dtype=np.uint8) if out is None else out
         pack(bucket, self._tensors, out, on_packed)
         return out
-
-    def prepare_sender(self, sender: str, manifest: WeightManifest, settings: Mapping[str, Any]) -> None:
-        """As a trainer rank does."""
-        self.close_sender()
-        self._sender = make_end(sender, self, manifest, **settings)
-
-    def close_sender(self) -> None:
-        """As a trainer rank does."""
-        if self._sender is not None:
-            self._sender.close()
-        self._sender = None
-
-    def send_weights(self, version: int, part: int) -> Any:
-        """As a trainer rank does."""
-        assert self._sender is not None
-        return self._sender.send(version, part)
 
     def broadcast_from_or_into(self, size_bytes: int) -> list[torch.Tensor]:
         """Its weights."""

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from rljob_runtime.records import Bucket
-from rljob_runtime.weightsync.transport import ByteArray, make_end
+from rljob_runtime.weightsync import sending
+from rljob_runtime.weightsync.transport import ByteArray
 
 
-class SendingRank(ABC):
-    """Makes the sender that a transport asks for; a subclass knows the numbers."""
+class SendingRank(sending.SendingRank):
+    """Packs into host memory; a subclass knows the numbers."""
 
     def __init__(self, rank: int = 0, world_size: int = 1) -> None:
         self.rank, self.world_size = rank, world_size
-        self._sender: Any = None
 
     @abstractmethod
     def fill(self, bucket: Bucket, out: ByteArray) -> None:
@@ -36,14 +36,3 @@ class SendingRank(ABC):
         out = np.zeros(bucket.size_bytes, dtype=np.uint8) if out is None else out
         self.fill(bucket, out)
         return out
-
-    def prepare_sender(self, sender: str, manifest: Any, settings: Any) -> None:
-        self.close_sender()
-        self._sender = make_end(sender, self, manifest, **settings)
-
-    def close_sender(self) -> None:
-        if self._sender is not None:
-            self._sender.close()
-
-    def send_weights(self, version: int, part: int) -> Any:
-        return self._sender.send(version, part)

@@ -13,9 +13,9 @@ import torch
 from transformers import PreTrainedModel
 
 from rljob_api.v1alpha1.policy_loss import CustomLoss
-from rljob_runtime.errors import ModelError, WeightSyncError
+from rljob_runtime.errors import ModelError
 from rljob_runtime.losses.custom import load_loss
-from rljob_runtime.records import Bucket, FloatArray, IntArray, TrainBatch, WeightManifest
+from rljob_runtime.records import Bucket, FloatArray, IntArray, TrainBatch
 from rljob_runtime.routes import RouteArray
 from rljob_runtime.sampling_mask import SamplingMask
 from rljob_runtime.training import export, weights
@@ -31,14 +31,13 @@ from rljob_runtime.training.router_bias import load_of
 from rljob_runtime.training.sharing import LayerCosts
 from rljob_runtime.training.state import WEIGHTS
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches, run_micro_batch
-from rljob_runtime.weightsync.transport import Sender, make_end
+from rljob_runtime.weightsync.sending import SendingRank
 
 
-class PolicyWorker(ModelRank):
+class PolicyWorker(SendingRank, ModelRank):
     """One rank of one policy, trained or frozen."""
 
     role = "policy"
-    _sender: Sender | None = None
 
     def train_step(self, batches: Sequence[TrainBatch], step: int) -> dict[str, float]:
         """Make one optimizer update per batch, in order.
@@ -181,37 +180,6 @@ class PolicyWorker(ModelRank):
         """
         model = self._require(WEIGHTS, "pack_buckets").model
         return weights.pack_buckets(model, buckets, out, on_packed)
-
-    def prepare_sender(self, sender: str, manifest: WeightManifest, settings: Mapping[str, Any]) -> None:
-        """Make this rank's end of a weight transport; all ranks must call it.
-
-        Args:
-            sender: ``module:Class``, see :class:`~rljob_runtime.weightsync.transport.Sender`.
-            manifest: planned from :meth:`weight_specs`.
-            settings: keyword arguments of it.
-
-        Raises:
-            WeightSyncError: it cannot be made here.
-        """
-        self.close_sender()
-        self._sender = make_end(sender, self, manifest, **settings)
-
-    def close_sender(self) -> None:
-        """Give back what this rank's end of a weight transport holds; nothing is sent any more."""
-        if self._sender is not None:
-            sender, self._sender = self._sender, None
-            sender.close()
-
-    def send_weights(self, version: int, part: int) -> Any:
-        """Send one part of the present weights; all ranks must call it.
-
-        Raises:
-            WeightSyncError: no transport was prepared, or the part does not fit the model.
-            OffloadError: weights are off the device.
-        """
-        if self._sender is None:
-            raise WeightSyncError(f"{self._name} has no transport to send version {version}; call prepare_sender first")
-        return self._sender.send(version, part)
 
     def export_hf(self, folder: str | Path) -> None:
         """Write config, safetensors and tokenizer as a Hugging Face folder, from rank 0.

@@ -150,7 +150,7 @@ def test_a_backend_without_a_transport_is_named() -> None:
 
 def test_a_rank_without_a_transport_says_so(trainer: PolicyWorker) -> None:
     fresh = PolicyWorker(trainer.config, 0, 1)
-    with pytest.raises(WeightSyncError, match="policy worker 0 of 1 has no transport to send version 3"):
+    with pytest.raises(WeightSyncError, match="trainer rank 0 has no transport to send version 3"):
         fresh.send_weights(3, 0)
     with pytest.raises(WeightSyncError, match="no_such_module"):
         fresh.prepare_sender("no_such_module:Sender", WeightManifest(buckets=()), {})
