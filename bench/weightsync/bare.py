@@ -28,7 +28,7 @@ def bare_s(size_bytes: int, bucket_bytes: int, num_readers: int, repeat: int) ->
     context = multiprocessing.get_context("spawn")
     bucket = min(bucket_bytes, size_bytes)
     count = size_bytes // bucket
-    segments = Segments(prefix_of(f"bare{os.getpid()}"), TURNS, bucket)
+    segments = Segments.equal(prefix_of(f"bare{os.getpid()}"), TURNS, bucket)
     barrier, free = context.Barrier(num_readers + 1), [context.Semaphore(0) for _ in range(TURNS)]
     full = [context.Semaphore(0) for _ in range(num_readers)]
     shared = [segments.shared(turn, bucket) for turn in range(TURNS)]

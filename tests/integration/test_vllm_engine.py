@@ -90,7 +90,7 @@ def push_shared(engine: VllmEngine, model: Qwen2ForCausalLM, version: int) -> No
     tensors = weights(model)
     manifest = manifest_of(tensors, 50_000)
     assert len(manifest.buckets) > 4
-    segments = Segments(f"rljob-vllm{os.getpid()}-", 2, max(bucket.size_bytes for bucket in manifest.buckets))
+    segments = Segments.equal(f"rljob-vllm{os.getpid()}-", 2, max(bucket.size_bytes for bucket in manifest.buckets))
 
     def written(bucket: Bucket) -> Parcel:
         data = segments.array(bucket.index % 2, bucket.size_bytes)
@@ -193,7 +193,7 @@ def test_a_streamed_update_that_breaks_off_stops_the_engine_until_a_full_one(eng
     old, model = engine.version(), new_model(tied=False, seed=13)
     engine.submit([endless(f"r{i}", i) for i in range(4)])
     wait_for_tokens(engine, 40)
-    segments = Segments(f"rljob-vllm{os.getpid()}-", 1, 100_000)
+    segments = Segments.equal(f"rljob-vllm{os.getpid()}-", 1, 100_000)
     manifest = manifest_of(weights(model))
     first = manifest.buckets[0]
     pack(first, weights(model), segments.array(0, first.size_bytes))
@@ -394,7 +394,7 @@ def test_an_update_does_not_wait_for_scales_that_vllm_computes_itself(monkeypatc
     receiver = BucketReceiver(WeightTransferConfig(backend="rljob"), cast(Any, settings), torch.device("cpu"), model)
     tensors = {"layer.weight": 3 * torch.eye(4)}
     (bucket,) = manifest_of(tensors).buckets
-    segments = Segments(f"rljob-vllm{os.getpid()}-", 1, bucket.size_bytes)
+    segments = Segments.equal(f"rljob-vllm{os.getpid()}-", 1, bucket.size_bytes)
     for payload in (packed(bucket, tensors), packed(bucket, tensors), segments.shared(0, bucket.size_bytes)):
         pack(bucket, tensors, segments.array(0, bucket.size_bytes))
         receiver.start_weight_update()

@@ -42,7 +42,7 @@ class NodeShare:
         Raises:
             WeightSyncError: the node has no shared memory, or not enough.
         """
-        return Segments.named(self.prefix, {self._name(bucket): size for bucket, size in enumerate(self.sizes_bytes)})
+        return Segments(self.prefix, {self._name(bucket): size for bucket, size in enumerate(self.sizes_bytes)})
 
     def shared(self, bucket: int, size_bytes: int) -> SharedBytes:
         """The first bytes of a bucket's memory."""

@@ -55,41 +55,17 @@ class SharedBytes:
 class Segments:
     """Segments of one writer."""
 
-    def __init__(self, prefix: str, count: int, size_bytes: int) -> None:
+    def __init__(self, prefix: str, sizes: Mapping[str, int], *, remedy: str = "raise nodeGroups[].resources.sharedMemory") -> None:
         """Make them.
 
         Args:
             prefix: of their names; others on this node with it are left from before, and removed.
-            count: how many.
-            size_bytes: of each.
-
-        Raises:
-            WeightSyncError: the node has no shared memory, or not enough.
-        """
-        self._make_all(
-            prefix,
-            {f"{prefix}{os.getpid()}-{next(_serials)}": size_bytes for _ in range(count)},
-            f"{count} x {size_bytes} bytes of shared memory",
-            "raise nodeGroups[].resources.sharedMemory, or lower weightSync.bucketBytes",
-        )
-
-    @classmethod
-    def named(cls, prefix: str, sizes: Mapping[str, int]) -> Segments:
-        """Make them under names that their readers know.
-
-        Args:
-            prefix: as of the class.
             sizes: bytes of each, by its name, which begins with ``prefix`` and was not used before.
+            remedy: where there is not enough memory.
 
         Raises:
             WeightSyncError: the node has no shared memory, or not enough.
         """
-        made = cls.__new__(cls)
-        total = sum(sizes.values())
-        made._make_all(prefix, sizes, f"{total} bytes of shared memory", "raise nodeGroups[].resources.sharedMemory")
-        return made
-
-    def _make_all(self, prefix: str, sizes: Mapping[str, int], what: str, remedy: str) -> None:
         self._made: list[tuple[str, mmap.mmap]] = []
         remove(prefix)
         try:
@@ -97,7 +73,16 @@ class Segments:
                 self._made.append((name, _make(name, size_bytes)))
         except OSError as error:
             self.close()
-            raise WeightSyncError(f"{what} cannot be had from {FOLDER}, which has {_free_bytes()} free: {error}; {remedy}") from error
+            raise WeightSyncError(
+                f"{sum(sizes.values())} bytes of shared memory ({len(sizes)} segments) cannot be had from {FOLDER}, which has "
+                f"{_free_bytes()} free: {error}; {remedy}"
+            ) from error
+
+    @classmethod
+    def equal(cls, prefix: str, count: int, size_bytes: int) -> Segments:
+        """Make so many of one size, under names of this process that were not used before; errors are those of the class."""
+        sizes = {f"{prefix}{os.getpid()}-{next(_serials)}": size_bytes for _ in range(count)}
+        return cls(prefix, sizes, remedy="raise nodeGroups[].resources.sharedMemory, or lower weightSync.bucketBytes")
 
     def __len__(self) -> int:
         """How many there are."""

@@ -42,7 +42,7 @@ def left() -> list[str]:
 
 
 def test_another_process_reads_what_lies_there_now() -> None:
-    segments = Segments(PREFIX, 2, 1000)
+    segments = Segments.equal(PREFIX, 2, 1000)
     shared, unmapped = segments.shared(1, 600), segments.shared(0, 1).segment
     reading = f"""
 import sys
@@ -71,7 +71,7 @@ def test_a_killed_writer_leaves_no_process_and_its_segments_go_with_the_run() ->
     making = f"""
 import psutil, sys
 from rljob_runtime.weightsync.shared_memory import Segments
-segments = Segments({PREFIX!r}, 2, 5000)
+segments = Segments.equal({PREFIX!r}, 2, 5000)
 print(len(psutil.Process().children()), flush=True)
 sys.stdin.read()
 """
@@ -86,14 +86,14 @@ sys.stdin.read()
 
 def test_what_an_earlier_attempt_left_is_removed() -> None:
     (FOLDER / f"{PREFIX}4711-0").write_bytes(b"old")
-    segments = Segments(PREFIX, 1, 10)
+    segments = Segments.equal(PREFIX, 1, 10)
     assert left() == [segments.shared(0, 10).segment]
     segments.close()
 
 
 def test_more_than_the_node_has_is_an_error_with_both_sizes() -> None:
-    with pytest.raises(WeightSyncError, match=rf"2 x {2**60} bytes of shared memory cannot be had from /dev/shm, which has \d+ free"):
-        Segments(PREFIX, 2, 2**60)
+    with pytest.raises(WeightSyncError, match=rf"{2**61} bytes of shared memory \(2 segments\) cannot be had from /dev/shm, which has"):
+        Segments.equal(PREFIX, 2, 2**60)
     assert left() == []
 
 
@@ -112,7 +112,7 @@ def test_changed_bytes_are_found() -> None:
 
 
 def test_what_lies_in_shared_memory_is_compared_as_it_comes_or_by_all_that_load_it() -> None:
-    manifest, segments = plan_buckets([("weight", "uint8", (BLOCK_BYTES + 64,))], 1024), Segments(PREFIX, 1, BLOCK_BYTES + 64)
+    manifest, segments = plan_buckets([("weight", "uint8", (BLOCK_BYTES + 64,))], 1024), Segments.equal(PREFIX, 1, BLOCK_BYTES + 64)
     size = manifest.buckets[0].size_bytes
     data = segments.array(0, size)
     data[:] = np.random.default_rng(1).integers(0, 256, size, dtype=np.uint8)

@@ -49,7 +49,7 @@ def is_mapped(segment: str) -> bool:
 
 
 def test_chunks_are_hashed_while_later_ones_are_copied_and_all_is_there_at_the_end() -> None:
-    segments, cuda = Segments(PREFIX, 1, SIZE), StrictFakeCuda()
+    segments, cuda = Segments.equal(PREFIX, 1, SIZE), StrictFakeCuda()
     one = staging(cuda)
     one.add(*segments.whole(0))
     data = some_bytes(1)
@@ -62,7 +62,7 @@ def test_chunks_are_hashed_while_later_ones_are_copied_and_all_is_there_at_the_e
 
 
 def test_a_reader_locks_a_segment_once_and_returns_when_it_may_be_filled_again() -> None:
-    segments, cuda = Segments(PREFIX, 2, SIZE), StrictFakeCuda()
+    segments, cuda = Segments.equal(PREFIX, 2, SIZE), StrictFakeCuda()
     one = staging(cuda)
     for turn, seed in ((0, 1), (1, 2), (0, 3), (1, 4)):
         data = some_bytes(seed)
@@ -79,11 +79,11 @@ def test_a_reader_locks_a_segment_once_and_returns_when_it_may_be_filled_again()
 
 
 def test_segments_that_were_replaced_by_larger_ones_are_unlocked_and_unmapped() -> None:
-    segments, cuda = Segments(PREFIX, 1, SIZE), StrictFakeCuda()
+    segments, cuda = Segments.equal(PREFIX, 1, SIZE), StrictFakeCuda()
     one, old = staging(cuda), segments.shared(0, SIZE)
     one.onto(old)
     segments.close()
-    larger = Segments(PREFIX, 1, 2 * SIZE)
+    larger = Segments.equal(PREFIX, 1, 2 * SIZE)
     assert is_mapped(old.segment)
     one.onto(larger.shared(0, 2 * SIZE))
     assert cuda.events == ["lock", *["copy"] * 4, "drain", "unlock", "lock", *["copy"] * 7, "drain"]
@@ -98,7 +98,7 @@ def test_segments_that_were_replaced_by_larger_ones_are_unlocked_and_unmapped() 
 
 
 def test_unproven_bytes_are_compared_before_they_are_handed_out_and_after_their_copies_have_ended() -> None:
-    segments, cuda = Segments(PREFIX, 1, SIZE), StrictFakeCuda()
+    segments, cuda = Segments.equal(PREFIX, 1, SIZE), StrictFakeCuda()
     data, one = some_bytes(5), staging(cuda)
     segments.array(0, SIZE)[:] = data.numpy()
     name = segments.shared(0, SIZE).segment
@@ -114,7 +114,7 @@ def test_unproven_bytes_are_compared_before_they_are_handed_out_and_after_their_
 
 @pytest.mark.parametrize("way", ["off", "onto"])
 def test_copies_that_were_begun_have_ended_before_an_error_leaves(way: str) -> None:
-    segments, cuda = Segments(PREFIX, 1, SIZE), StrictFakeCuda(fails_at=2)
+    segments, cuda = Segments.equal(PREFIX, 1, SIZE), StrictFakeCuda(fails_at=2)
     one = staging(cuda)
     if way == "off":
         one.add(*segments.whole(0))
@@ -131,7 +131,7 @@ def test_copies_that_were_begun_have_ended_before_an_error_leaves(way: str) -> N
 
 
 def test_where_cuda_refuses_everything_arrives_unlocked_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    segments, cuda = Segments(PREFIX, 2, SIZE), StrictFakeCuda(refuses="cudaHostRegister: out of memory (2)")
+    segments, cuda = Segments.equal(PREFIX, 2, SIZE), StrictFakeCuda(refuses="cudaHostRegister: out of memory (2)")
     one, data = staging(cuda), some_bytes(1)
     with caplog.at_level(logging.WARNING):
         for turn in range(2):
@@ -147,7 +147,7 @@ def test_where_cuda_refuses_everything_arrives_unlocked_with_one_warning(caplog:
 
 
 def test_memory_that_stays_locked_is_warned_of(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    segments, cuda = Segments(PREFIX, 1, SIZE), StrictFakeCuda()
+    segments, cuda = Segments.equal(PREFIX, 1, SIZE), StrictFakeCuda()
     one = staging(cuda)
     one.add(*segments.whole(0))
     monkeypatch.setattr(cuda, "unlock", lambda address: "cudaHostUnregister: driver shutting down (4)")

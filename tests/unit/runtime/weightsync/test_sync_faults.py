@@ -292,7 +292,7 @@ async def test_a_node_without_room_for_its_copy_gets_weights_through_the_object_
     assert (await setting.publish(1))["sync/fell_back"] == 1
     assert [setting.serves(i) for i in (0, 1)] == [(1, {1})] * 2
     (warning,) = setting.warnings
-    assert f"{MANIFEST.total_bytes} bytes of shared memory cannot be had" in warning
+    assert f"{MANIFEST.total_bytes} bytes of shared memory ({len(MANIFEST.buckets)} segments) cannot be had" in warning
     assert "raise nodeGroups[].resources.sharedMemory" in warning
     assert node_segments() == {}
     setting.stop()

@@ -114,7 +114,7 @@ class SharedSender:
         self._source = source
         self._parts = shared_out(manifest, senders)
         own = [part[source.rank].size_bytes for part in self._parts if source.rank in part]
-        self._segments = Segments(f"{prefix}{source.rank}-", min(segments, len(own)), max(own)) if own else None
+        self._segments = Segments.equal(f"{prefix}{source.rank}-", min(segments, len(own)), max(own)) if own else None
         self._delta = None if dense_above is None else DeltaEncoder(dense_above)
         self._staging = self._staged(dense_above)
 
