@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch.multiprocessing as mp
@@ -79,6 +80,36 @@ def messages(
             process.join(END_S)
     finally:
         for process in processes:
+            if process.is_alive():
+                process.kill()
+                process.join(END_S)
+
+
+@contextmanager
+def served(ctx: Any, target: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> Iterator[list[Any]]:
+    """Processes that each answer what comes through a pipe until its other end is closed, which are ended with the block.
+
+    Args:
+        ctx: of multiprocessing.
+        target: called in each process with its arguments and its end of the pipe.
+        arguments: of each process.
+
+    Yields:
+        This process's ends of the pipes.
+    """
+    pipes = [ctx.Pipe() for _ in arguments]
+    processes = [ctx.Process(target=target, args=(*own, theirs), daemon=False) for own, (_, theirs) in zip(arguments, pipes, strict=True)]
+    try:
+        for process, (_, theirs) in zip(processes, pipes, strict=True):
+            process.start()
+            theirs.close()  # so that the end of the process is the end of what comes from it
+        yield [ours for ours, _ in pipes]
+    finally:
+        for ours, _ in pipes:
+            ours.close()
+        for process in processes:
+            if process.pid is not None:
+                process.join(END_S)
             if process.is_alive():
                 process.kill()
                 process.join(END_S)

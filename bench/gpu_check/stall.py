@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from bench.gpu_check.children import context
+from bench.gpu_check.children import context, served
 from bench.gpu_check.lines import Line, equal
 from bench.gpu_check.policy import empty, folder_of
 from bench.gpu_check.scale import Scale
@@ -33,7 +33,6 @@ LEAST_RATIO = 5.0
 DENSE_ABOVE = 0.5
 CACHE_BYTES = 1 << 30
 CPU_CACHE_BYTES = 16 << 20
-END_S = 10.0
 
 
 def check(scale: Scale) -> Iterator[Line]:
@@ -117,9 +116,8 @@ class _Updates:
 
     def publisher(self, dense_above: float | None) -> WeightPublisher:
         """One whose transport has not been prepared; None: every update is a full one."""
-        settings = TransportSettings(
-            run=f"stall{os.getpid()}", while_generating=False, dense_above=dense_above, neighbors=((0,),)
-        )  # fmt: skip
+        run = f"stall{os.getpid()}"
+        settings = TransportSettings(run=run, while_generating=False, dense_above=dense_above, neighbors=((0,),))
         return WeightPublisher(
             trainers=self._workers[:1],
             engines=self._workers[1:],
@@ -156,17 +154,6 @@ def _engine(scale: Scale) -> Iterator[Proxy]:
         "threads": None if scale.on_cuda else 1,
         "start_timeout_s": 4 * scale.wait_s,
     }
-    ctx = context()
-    ours, theirs = ctx.Pipe()
-    process = ctx.Process(target=serve, args=(settings, theirs), daemon=False)
     scale.begin("start of the engine")
-    process.start()
-    theirs.close()
-    try:
+    with served(context(), serve, [(settings,)]) as (ours,):
         yield Proxy(ours, 4 * scale.wait_s)
-    finally:
-        ours.close()
-        process.join(END_S)
-        if process.is_alive():
-            process.kill()
-            process.join(END_S)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bench.gpu_check.children import context
+from bench.gpu_check.children import context, served
 from bench.gpu_check.limits import copy_rates
 from bench.gpu_check.lines import Line, equal, share
 from bench.gpu_check.policy import folder_of
@@ -32,7 +32,6 @@ from rljob_runtime.weightsync.transports.collective import NcclTransport, TcpTra
 from rljob_runtime.weightsync.transports.ipc import IpcTransport
 from rljob_runtime.weightsync.transports.shared_memory import SharedMemoryTransport
 
-END_S = 10.0
 DENSE_ABOVE = 0.5
 
 
@@ -61,38 +60,25 @@ WAYS = (
 
 def check(scale: Scale) -> Iterator[Line]:
     """Each transport: the first sync, one of weights that a step has changed, and the bits that have arrived."""
-    from bench.gpu_check.sync_ends import Proxy, serve
+    from bench.gpu_check.sync_ends import EndedError, Proxy, serve
 
     yield from _staged(scale)
-    ctx = context()
     settings = _settings(scale)
-    pairs = [ctx.Pipe() for _ in range(2)]
-    processes = [
-        ctx.Process(target=serve, args=(rank, kind, settings, pairs[rank][1]), daemon=False)
-        for rank, kind in enumerate(("trainer", "engine"))
-    ]
-    try:
-        for process in processes:
-            process.start()
-        trainer, engine = (Proxy(ours, 2 * scale.wait_s) for ours, _ in pairs)
+    with served(context(), serve, [(0, "trainer", settings), (1, "engine", settings)]) as pipes:
+        trainer, engine = (Proxy(ours, 2 * scale.wait_s) for ours in pipes)
         manifest = plan_buckets(trainer.weight_specs(), scale.bucket_bytes)
         for way in WAYS:
             try:
                 yield from _way(way, trainer, engine, manifest, scale)
             except (RuntimeFault, TimeoutError, RuntimeError) as error:
                 yield Line(check="transports", what=way.title, failed=f"{way.title}: {type(error).__name__}: {error}")
-                if not all(process.is_alive() for process in processes):
+                if _ended(error, EndedError):
                     return
-    finally:
-        for ours, _ in pairs:
-            ours.close()
-        for _, theirs in pairs:
-            theirs.close()
-        for process in processes:
-            process.join(END_S)
-            if process.is_alive():
-                process.kill()
-                process.join(END_S)
+
+
+def _ended(error: BaseException, kind: type[Exception]) -> bool:
+    """Whether a process has ended; workers wrap what their calls raise."""
+    return isinstance(error, kind) or (error.__cause__ is not None and _ended(error.__cause__, kind))
 
 
 def _settings(scale: Scale) -> dict[str, Any]:
@@ -137,7 +123,7 @@ def _way(way: Way, trainer: Any, engine: Any, manifest: WeightManifest, scale: S
 
 def _staged(scale: Scale) -> Iterator[Line]:
     """Copies between the device and a segment as both ends of the transport make them, checksums included, beside bare copies."""
-    segments = Segments(prefix_of(f"staged{os.getpid()}"), 1, scale.bucket_bytes)
+    segments = Segments.equal(prefix_of(f"staged{os.getpid()}"), 1, scale.bucket_bytes)
     staging = staging_for(scale.device) or Staging(scale.device, HostCopies(), _Unlocked())
     size = scale.bucket_bytes
     source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=scale.device)

@@ -161,6 +161,10 @@ def _sendable(error: Exception) -> Exception:
     return type(error)(str(error)) if known else RuntimeError(f"{type(error).__name__}: {error}")
 
 
+class EndedError(RuntimeError):
+    """The process of an object has ended; its error stands above."""
+
+
 class Proxy:
     """An object of another process, by its pipe; one call at a time."""
 
@@ -176,13 +180,19 @@ class Proxy:
         return partial(self._call, name)
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        self._calls.send((method, arguments))
+        try:
+            self._calls.send((method, arguments))
+        except OSError as error:
+            raise EndedError(f"{method} could not be called: {error}") from error
         return self._answer(method)
 
     def _answer(self, method: str) -> Any:
         if not self._calls.poll(self._wait_s):
             raise TimeoutError(f"{method} did not return in {self._wait_s:.0f} s")
-        value, error = self._calls.recv()
+        try:
+            value, error = self._calls.recv()
+        except (EOFError, OSError) as ended:
+            raise EndedError(f"{method} was not answered: the process ended") from ended
         if error is not None:
             raise error
         return value
