@@ -158,8 +158,15 @@ def test_senseless_options_are_refused(wrong, capsys):
     assert wrong[0] in capsys.readouterr().err
 
 
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide one from this process and those that it starts: everything then runs at CPU size."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="at CPU size only where there is no GPU")
+@pytest.mark.usefixtures("no_gpu")
 def test_every_line_at_cpu_size(tmp_path: Path, capsys):
     names = [check.name for check in CHECKS if not check.name.startswith(("engine", "sglang"))]
     files = ("--json", str(tmp_path / "out.json"), "--markdown", str(tmp_path / "out.md"), "--folder", str(tmp_path))
@@ -174,7 +181,7 @@ def test_every_line_at_cpu_size(tmp_path: Path, capsys):
     assert [path for path in tmp_path.iterdir() if path.stem != "out"] == []
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="at CPU size only where there is no GPU")
+@pytest.mark.usefixtures("no_gpu")
 def test_torch_alone_is_enough_for_what_needs_no_more():
     done = subprocess.run([sys.executable, "-c", TORCH_ALONE], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -185,7 +192,7 @@ def test_torch_alone_is_enough_for_what_needs_no_more():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="at CPU size only where there is no GPU")
+@pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize(("check", "engine"), [("engine", "vLLM"), ("sglang", "SGLang")])
 def test_an_engine_sleeps_and_wakes_at_cpu_size(check: str, engine: str, tmp_path: Path):
     assert main(["--only", check, "--json", str(tmp_path / "out.json")]) == 0
@@ -196,7 +203,7 @@ def test_an_engine_sleeps_and_wakes_at_cpu_size(check: str, engine: str, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="at CPU size only where there is no GPU")
+@pytest.mark.usefixtures("no_gpu")
 def test_an_engine_samples_what_the_trainer_scores(tmp_path: Path):
     variants = [check.name for check in CHECKS if check.name.startswith("engine-")]
     assert main([*(word for name in variants for word in ("--only", name)), "--json", str(tmp_path / "out.json")]) == 0

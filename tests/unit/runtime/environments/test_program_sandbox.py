@@ -4,9 +4,7 @@ import socket
 import subprocess
 import sys
 
-import pytest
-
-from rljob_runtime.sandbox import landlock
+from tests.support.kernel import needs_tcp_rules
 from tests.support.pace import HANG_S
 
 SCRIPT = """
@@ -44,7 +42,7 @@ for name, way in WAYS.items():
 """
 
 
-@pytest.mark.skipif(landlock.abi() < landlock.TCP_ABI, reason="this kernel cannot limit TCP")
+@needs_tcp_rules
 def test_a_program_reaches_one_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as allowed, socket.create_server(("127.0.0.1", 0)) as other:
         ports = [str(server.getsockname()[1]) for server in (allowed, other)]

@@ -15,10 +15,9 @@ from rljob_runtime.records import Prompt, RewardRequest
 from rljob_runtime.report import FolderMode, RunFolder
 from rljob_runtime.rewards import RewardConfig, RewardType
 from rljob_runtime.rewards.pool import RewardPool
-from rljob_runtime.sandbox import landlock
+from tests.support.kernel import needs_landlock
 from tests.support.pace import HANG_S
 
-NEEDS_LANDLOCK = pytest.mark.skipif(landlock.abi() == 0, reason="this kernel has no Landlock")
 METADATA = (("169.254.169.254", 80), ("fd00:ec2::254", 80))
 """Where clouds say which identity a machine has; one that has none of it does not answer either, so that only the error tells."""
 DASHBOARD, GCS = 8265, 6379
@@ -187,7 +186,7 @@ def test_a_tool_reaches_neither_ray_nor_metadata(listening, job_folder, tmp_path
     assert answer.value == {"text": "\n".join([str(errno.EPERM)] * len(addresses)), "failed": False}
 
 
-@NEEDS_LANDLOCK
+@needs_landlock
 def test_runs_on_shared_storage_are_out_of_reach(reward, storage):
     for run in ("team-a/mine", "team-b/theirs"):
         for file in ("metrics.jsonl", "checkpoints/step-000010/model.pt"):
@@ -196,7 +195,7 @@ def test_runs_on_shared_storage_are_out_of_reach(reward, storage):
         assert not (storage / run / "checkpoints/owner").exists()
 
 
-@NEEDS_LANDLOCK
+@needs_landlock
 def test_runs_below_the_job_folder_are_out_of_reach_and_the_rest_is_not(reward, job_folder, tmp_path):
     runs = ("runs/earlier", "runs/team-b/theirs", "elsewhere")
     assert [value(reward, "read", str(job_folder / run / "metrics.jsonl")) for run in runs] == [0, 0, 0]

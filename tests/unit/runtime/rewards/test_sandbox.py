@@ -16,9 +16,8 @@ from rljob_runtime.records import Prompt, RewardRequest
 from rljob_runtime.rewards import RewardConfig, RewardType
 from rljob_runtime.rewards.pool import RewardPool
 from rljob_runtime.sandbox import Active, landlock, seccomp
+from tests.support.kernel import needs_landlock
 from tests.support.pace import HANG_S
-
-NEEDS_LANDLOCK = pytest.mark.skipif(landlock.abi() == 0, reason="this kernel has no Landlock")
 
 MODULE = '''
 import ctypes, os, resource, signal, socket, subprocess, sys, threading
@@ -161,7 +160,7 @@ def test_no_secret_is_inherited(make):
     assert attempt(make(), "own_environ").parts["try/value"] == 0
 
 
-@NEEDS_LANDLOCK
+@needs_landlock
 def test_files_outside_are_not_there(make, tmp_path):
     token = tmp_path / "token"
     token.write_text("s3cret")
@@ -173,7 +172,7 @@ def test_files_outside_are_not_there(make, tmp_path):
         assert not path.exists()
 
 
-@NEEDS_LANDLOCK
+@needs_landlock
 def test_read_paths_are_there_to_read_only(make, tmp_path_factory):
     data = tmp_path_factory.mktemp("data")
     (data / "tests.json").write_text("[1]")
@@ -265,7 +264,7 @@ def test_model_written_code_cannot(code_pool, listener, code):
     assert solve(code_pool, "print('yes')") == 1.0
 
 
-@NEEDS_LANDLOCK
+@needs_landlock
 def test_model_written_code_sees_no_file(code_pool, tmp_path):
     (tmp_path / "token").write_text("s3cret")
     assert solve(code_pool, f"open({str(tmp_path / 'token')!r}); print('yes')") == 0.0
