@@ -9,6 +9,7 @@ from rljob_runtime.data import JsonlSource
 from rljob_runtime.data.jsonl import read_rows
 from rljob_runtime.data.source import tags_of
 from rljob_runtime.errors import DataError
+from tests.support.golden import Golden
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "data"
 
@@ -56,13 +57,13 @@ def source(path, **options):
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_refusals_read_as_recorded(case, tmp_path):
+def test_refusals_read_as_recorded(case, tmp_path, golden: Golden):
     path = tmp_path / "train.jsonl"
     path.write_bytes(BROKEN[case])
     with pytest.raises(DataError) as caught:
         read_rows(source(path))
     text = str(caught.value).replace(str(tmp_path), "FOLDER") + "\n"
-    assert text == (GOLDEN / f"{case}.txt").read_text()
+    assert golden.differences(GOLDEN / f"{case}.txt", text) == ""
 
 
 def test_missing_file_and_folder_are_refused(tmp_path):
