@@ -2,7 +2,7 @@
 
 ::
 
-    queue --key--> observe: cache, plan of the spec, GET for a child whose absence would matter
+    queue --key--> observe: cache, plan of the spec, GET for a child whose absence would matter, events of pods that are created late
                       |
                       v
                    decide(observed, now)            pure; returns the desired outcome

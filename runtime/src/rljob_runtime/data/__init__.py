@@ -2,7 +2,7 @@
 
 ::
 
-    SourceConfig (JSONL file, reasoning-gym task) -> rows -> PromptFormat + tokenizer -> PromptSource.next(n) -> Prompt
+    SourceConfig (JSONL file, reasoning-gym task) -> rows (a question, or messages) -> PromptFormat + tokenizer -> PromptSource.next(n) -> Prompt
 """
 
 from rljob_runtime.data.config import JsonlSource, PromptFormat, ReasoningGymSource, SourceConfig

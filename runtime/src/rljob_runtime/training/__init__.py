@@ -5,6 +5,6 @@
     TrainBatch -> microbatch.make_micro_batches -> step.accumulate_gradients -> optimizer -> weights.pack -> engines
                                                         |  model.token_logprobs (chunked head)  +  losses.*
 
-In a mixture of experts, ``mixtures`` finds the experts of a layer and ``routers`` their routers; ``router_bias`` moves correction biases
+Ranks meet in ``meeting``. In a mixture of experts, ``mixtures`` finds the experts of a layer and ``routers`` their routers; ``router_bias`` moves correction biases
 after ``optimizer``. ``config`` holds settings and imports no torch. The same code runs on CPU (gloo) and CUDA (nccl), frozen or trainable.
 """

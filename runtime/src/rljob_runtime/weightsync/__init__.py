@@ -3,10 +3,11 @@
 ::
 
     driver         publisher ──> transport (protocol), transports/ (one file each)     meetings: groups of TCP and NCCL
-    trainer rank   packing, shares (who sends what) ──> delta, device_delta (only changes) ──> parcel (checksum)
-    on the way     shared_memory, staging (CUDA)    or    group, store, chain    or    Ray's object store
+    trainer rank   sending ──> packing, shares (who sends what) ──> delta, device_delta (only changes) ──> parcel (checksum)
+    on the way     shared_memory, staging (CUDA)    or    outbox, group, store, chain, node_shares    or    Ray's object store
     engine         assembly (collects buckets), copies ──> patching (writes changes), or vLLM's loader ──> probe
 
-``changes`` is the format of sparse buckets, ``checkpoint_names`` and ``adapters`` are what a sync sends. Nothing is imported here, so that
+``changes`` is the format of sparse buckets, ``checkpoint_names`` and ``adapters`` are what a sync sends, ``holdings`` what an engine frees
+when another transport takes over. Nothing is imported here, so that
 the driver can use the layout without torch or vLLM.
 """
