@@ -2,7 +2,9 @@
 
 ::
 
-    SourceConfig (JSONL file, reasoning-gym task) -> rows (a question, or messages) -> PromptFormat + tokenizer -> PromptSource.next(n) -> Prompt
+    SourceConfig (JSONL file, reasoning-gym task) -> rows -> PromptFormat + tokenizer -> PromptSource.next(n) -> Prompt
+
+A row is a question, which the format's template surrounds, or a conversation (``messages``).
 """
 
 from rljob_runtime.data.config import JsonlSource, PromptFormat, ReasoningGymSource, SourceConfig

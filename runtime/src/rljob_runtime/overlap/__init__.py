@@ -17,9 +17,8 @@
 | trainer loop     | B scored groups     | a new version     | TrajectoryBuffer.take(B) | the B-th, no older left |
 
 Every admitted group ends once: trained, dropped (too few rewards, too old in the buffer), filtered (nothing to learn from), or cancelled
-(too old while it was still being generated); all but the first make room for the next prompt. Too
-many dropped in a row for want of rewards end the run (``failing``). The fleet serves other owners too, such
-as validation.
+(too old while it was still being generated); all but the first make room for the next prompt. Too many in a
+row that are dropped for want of rewards end the run (``failing``). The fleet serves other owners too, such as validation.
 
 Synchronous training is the same loop with a staleness of 0. Nothing here imports ray or torch.
 """

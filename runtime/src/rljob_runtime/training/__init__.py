@@ -5,6 +5,7 @@
     TrainBatch -> microbatch.make_micro_batches -> step.accumulate_gradients -> optimizer -> weights.pack -> engines
                                                         |  model.token_logprobs (chunked head)  +  losses.*
 
-Ranks meet in ``meeting``. In a mixture of experts, ``mixtures`` finds the experts of a layer and ``routers`` their routers; ``router_bias`` moves correction biases
-after ``optimizer``. ``config`` holds settings and imports no torch. The same code runs on CPU (gloo) and CUDA (nccl), frozen or trainable.
+Ranks form their group in ``meeting``. In a mixture of experts, ``mixtures`` finds the experts of a layer and ``routers`` their routers;
+``router_bias`` moves correction biases after ``optimizer``. ``config`` holds settings and imports no torch. The same code runs on CPU
+(gloo) and CUDA (nccl), frozen or trainable.
 """
