@@ -119,7 +119,7 @@ def test_configurations(case: tuple[str, dict[str, Any]]) -> None:
     check(framework, cases.text_of(data))
 
 
-@given(frameworks, st.text(st.sampled_from("ab:{}[]$&*!-,'\"\n 01\t#|>?"), max_size=60))
+@given(frameworks, st.text(st.sampled_from("ab:{}[]$&*!-,'\"\n 01\t#|>?\u00e9\U0001f600"), max_size=60))
 @settings(max_examples=200, deadline=None)
 def test_any_text(framework: str, text: str) -> None:
     check(framework, text)
