@@ -46,7 +46,7 @@ CHECKS = (
         Check(name=f"engine-{variant}", entry=f"generating:check_{variant}", needs=ENGINE, expected_s=45)
         for variant in ("plain", "ngram", "fp8", "async")
     ),
-    Check(name="stall", entry="stall:check", needs=ENGINE, expected_s=45),
+    Check(name="stall", entry="stall:check", needs=ENGINE, expected_s=60),
     Check(name="switch", entry="trainer:check_switch", needs=TRAINER, expected_s=15),
     Check(name="checkpoint", entry="trainer:check_checkpoint", needs=TRAINER, expected_s=25),
     Check(name="probe", entry="trainer:check_probe", needs=TRAINER, expected_s=15),

@@ -1,4 +1,9 @@
-"""How long a vLLM engine stops for a full update and for sparse ones, whose bytes do not leave the device."""
+"""How long a vLLM engine stops for a full update and for sparse ones.
+
+Through shared memory it generates until all has come, as in jobs on devices of their own. With CUDA IPC, whose bytes do not leave the
+device, trainer and engine share it, and the time has the trainer's part in it: it packs and compares one bucket while the engine takes
+another.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import os
 import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from bench.gpu_check.children import context, served
@@ -23,20 +29,38 @@ from rljob_runtime.weightsync.probe import ProbeLimits
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
 from rljob_runtime.weightsync.transport import TransportSettings
 from rljob_runtime.weightsync.transports.ipc import IpcTransport
+from rljob_runtime.weightsync.transports.shared_memory import SharedMemoryTransport
 
 NAME = "stall"
 CHANGED = (0.001, 0.01, 0.1)
 """Parts of all numbers, evenly spread, that change before an update."""
 BOUNDED = 0.01
 LEAST_RATIO = 5.0
-"""Of the full update's time to that of a sparse one of :data:`BOUNDED`."""
+"""Of the full update's time to that of a sparse one of :data:`BOUNDED`, where the engine generates until all has come."""
 DENSE_ABOVE = 0.5
 CACHE_BYTES = 1 << 30
 CPU_CACHE_BYTES = 16 << 20
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A transport between the two."""
+
+    title: str
+    make: type[SharedMemoryTransport] | type[IpcTransport]
+    while_generating: bool
+    cpu_title: str
+    """What it is on a machine without a GPU."""
+
+
+WAYS = (
+    Way(title="shared memory", make=SharedMemoryTransport, while_generating=True, cpu_title="shared memory"),
+    Way(title="CUDA IPC", make=IpcTransport, while_generating=False, cpu_title="shared memory in place of CUDA IPC"),
+)
+
+
 def check(scale: Scale) -> Iterator[Line]:
-    """Medians of full and of sparse updates over CUDA IPC, their ratios, and the bits that they leave."""
+    """Medians of full and of sparse updates by each transport, their ratios, and the bits that they leave."""
     with _engine(scale) as engine:
         holder = WeightHolder(folder_of(scale.models[0], scale), scale.device, scale.dtype)
         manifest = plan_buckets(holder.weight_specs(), scale.bucket_bytes)
@@ -49,26 +73,29 @@ def check(scale: Scale) -> Iterator[Line]:
     if "warning" in found:
         yield Line(check=NAME, what="updates", failed=found["warning"])
         return
-    yield from _lines(found, manifest, scale)
+    for way in WAYS:
+        yield from _lines(way, found[way.title], manifest, scale)
+    yield Line(check=NAME, what="tensors of the model", value=found["tensors"], unit="tensors")
 
 
-def _lines(found: Mapping[str, Any], manifest: WeightManifest, scale: Scale) -> Iterator[Line]:
-    full = found["full"]
-    where = "CUDA IPC" if scale.on_cuda else "shared memory in place of CUDA IPC"
+def _lines(way: Way, found: Mapping[str, Any], manifest: WeightManifest, scale: Scale) -> Iterator[Line]:
+    full, name = found["full"], way.title if scale.on_cuda else way.cpu_title
     size = f"{manifest.total_bytes / 2**20:.0f} MiB in {len(manifest.buckets)} buckets"
-    yield Line(check=NAME, what=f"the engine is stopped, full update, {size}", value=full["stopped_s"], unit="s", note=where)
+    yield Line(check=NAME, what=f"{name}: the engine is stopped, full update, {size}", value=full["stopped_s"], unit="s")
     for changed in CHANGED:
         what = changed_part(changed)
         sparse = found[what]
         note = f"{sparse['bytes'] / manifest.total_bytes:.2%} of the bytes"
-        yield Line(check=NAME, what=f"the engine is stopped, {what}", value=sparse["stopped_s"], unit="s", note=note)
+        yield Line(check=NAME, what=f"{name}: the engine is stopped, {what}", value=sparse["stopped_s"], unit="s", note=note)
         ratio = full["stopped_s"] / sparse["stopped_s"]
-        bound = scale.speed(LEAST_RATIO) if changed == BOUNDED else None
-        yield Line(check=NAME, what=f"full update to sparse update, {what}", value=ratio, unit="times", compared=ratio, at_least=bound)
-    yield Line(check=NAME, what="tensors of the model", value=found["tensors"], unit="tensors")
+        bound = scale.speed(LEAST_RATIO) if changed == BOUNDED and way.while_generating else None
+        yield Line(
+            check=NAME, what=f"{name}: full update to sparse update, {what}", value=ratio, unit="times", compared=ratio, at_least=bound
+        )
     moved = found["moved"]
-    yield Line(check=NAME, what="tensors that updates changed", value=moved, unit="tensors", compared=moved, at_least=1)
-    yield equal(NAME, "tensors with other bits than after a full update", found["differing"], note="after the last sparse one")
+    yield Line(check=NAME, what=f"{name}: tensors that updates changed", value=moved, unit="tensors", compared=moved, at_least=1)
+    what = f"{name}: tensors with other bits than after a full update"
+    yield equal(NAME, what, found["differing"], note="after the last sparse one")
 
 
 def changed_part(changed: float) -> str:
@@ -77,53 +104,67 @@ def changed_part(changed: float) -> str:
 
 
 async def _measured(holder: WeightHolder, engine: Any, manifest: WeightManifest, scale: Scale) -> dict[str, Any]:
-    """Full updates, sparse ones of every part, and the bits after the last of them and after a full one with the same weights."""
+    """By transport: full updates, sparse ones of every part, and the bits after the last of them and after a full one."""
     workers = InProcessWorker("trainer", holder), InProcessWorker("engine", engine)
-    updates = _Updates(workers, manifest, scale)
+    found: dict[str, Any] = {}
+    warnings: list[str] = []
+    version = 0
     try:
-        scale.begin("full updates")
-        publisher = updates.publisher(None)
-        await updates.run(publisher, BOUNDED, 1)
-        first = await workers[1].call("bits", timeout_s=scale.wait_s)
-        found: dict[str, Any] = {"full": await updates.run(publisher, BOUNDED, scale.repeat * 2 - 1)}
-        scale.begin("sparse updates")
-        publisher = updates.publisher(DENSE_ABOVE)
-        await updates.run(publisher, BOUNDED, DeviceDeltaEncoder.whole_first)
-        for changed in CHANGED:
-            await updates.run(publisher, changed, 1)
-            found[changed_part(changed)] = await updates.run(publisher, changed, scale.repeat * 2 - 1)
-        sparse = await workers[1].call("bits", timeout_s=scale.wait_s)
-        scale.begin("full update, and its bits")
-        await updates.run(updates.publisher(None), 0.0, 1)
-        full = await workers[1].call("bits", timeout_s=scale.wait_s)
+        for way in WAYS:
+            updates = _Updates(workers, manifest, scale, way, version)
+            found[way.title] = await _updated(updates, workers[1], scale, way)
+            version, warnings = updates.version, warnings + updates.warnings
+        found["tensors"] = float(len(await workers[1].call("bits", timeout_s=scale.wait_s)))
     finally:
         for worker in workers:
             worker.stop()
-    if updates.warnings:
-        found["warning"] = "; ".join(updates.warnings)
+    return found | ({"warning": "; ".join(warnings)} if warnings else {})
+
+
+async def _updated(updates: _Updates, engine: InProcessWorker, scale: Scale, way: Way) -> dict[str, Any]:
+    """What one transport takes and leaves."""
+    scale.begin(f"{way.title}: full updates")
+    publisher = updates.publisher(None)
+    await updates.run(publisher, BOUNDED, 1)
+    first = await engine.call("bits", timeout_s=scale.wait_s)
+    found: dict[str, Any] = {"full": await updates.run(publisher, BOUNDED, scale.repeat * 2 - 1)}
+    scale.begin(f"{way.title}: sparse updates")
+    publisher = updates.publisher(DENSE_ABOVE)
+    await updates.run(publisher, BOUNDED, DeviceDeltaEncoder.whole_first)
+    for changed in CHANGED:
+        await updates.run(publisher, changed, 1)
+        found[changed_part(changed)] = await updates.run(publisher, changed, scale.repeat * 2 - 1)
+    sparse = await engine.call("bits", timeout_s=scale.wait_s)
+    scale.begin(f"{way.title}: full update, and its bits")
+    await updates.run(updates.publisher(None), 0.0, 1)
+    full = await engine.call("bits", timeout_s=scale.wait_s)
     different = [name for name in full if sparse.get(name) != full[name]]
     moved = [name for name in sparse if first[name] != sparse[name]]
-    return found | {"tensors": float(len(full)), "differing": float(len(different)), "moved": float(len(moved))}
+    return found | {"differing": float(len(different)), "moved": float(len(moved))}
 
 
 class _Updates:
     """Versions of the weights, one after the other, through publishers of a job."""
 
-    def __init__(self, workers: tuple[InProcessWorker, InProcessWorker], manifest: WeightManifest, scale: Scale) -> None:
+    def __init__(
+        self, workers: tuple[InProcessWorker, InProcessWorker], manifest: WeightManifest, scale: Scale, way: Way, version: int
+    ) -> None:
         self.warnings: list[str] = []
-        self._workers, self._manifest, self._scale = workers, manifest, scale
-        self._version = 0
+        self.version = version
+        """Of the last one."""
+        self._workers, self._manifest, self._scale, self._way = workers, manifest, scale, way
 
     def publisher(self, dense_above: float | None) -> WeightPublisher:
         """One whose transport has not been prepared; None: every update is a full one."""
         run = f"stall{os.getpid()}"
-        settings = TransportSettings(run=run, while_generating=False, dense_above=dense_above, neighbors=((0,),))
+        settings = TransportSettings(run=run, while_generating=self._way.while_generating, dense_above=dense_above, neighbors=((0,),))
         return WeightPublisher(
             trainers=self._workers[:1],
             engines=self._workers[1:],
             manifest=self._manifest,
-            transport=IpcTransport(settings),
+            transport=self._way.make(settings),
             timeout_s=self._scale.wait_s,
+            while_generating=self._way.while_generating,
             probe=ProbeConfig(every_syncs=0, limits=ProbeLimits(mean=1.0, tail=1.0), sequences=()),
             warn=self.warnings.append,
         )
@@ -132,9 +173,9 @@ class _Updates:
         """So many updates, a part of all numbers changed before each: median seconds that the engine stops, and bytes of the last."""
         stopped, num_bytes = [], 0.0
         for _ in range(count):
-            self._version += 1
+            self.version += 1
             await self._workers[0].call("change", changed, timeout_s=self._scale.wait_s)
-            report = await publisher.publish(self._version)
+            report = await publisher.publish(self.version)
             measured = await publisher.measured(report)
             stopped.append(measured["sync/load_s"])
             num_bytes = measured["sync/bytes"]

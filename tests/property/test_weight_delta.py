@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,12 +18,14 @@ from hypothesis import strategies as st
 from rljob_runtime.cluster.inprocess import InProcessWorker
 from rljob_runtime.engine.fake import FakeEngine
 from rljob_runtime.errors import CorruptedWeightsError, WeightSyncError, WholeNeededError
+from rljob_runtime.offload.copies import HostCopies
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.delta import DeltaEncoder, Images
 from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
 from rljob_runtime.weightsync.packing import pack, plan_buckets, unpack
 from rljob_runtime.weightsync.parcel import sealed
+from rljob_runtime.weightsync.staged_delta import StagedDeltaEncoder
 from rljob_runtime.weightsync.transport import ByteArray, SyncLink, TransportSettings
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
 from rljob_runtime.weightsync.transports.shared_memory import SharedMemoryTransport
@@ -184,12 +188,65 @@ def test_what_changed_is_the_same_on_a_device(
                 assert (device_base, found.numpy().tobytes()) == (base, expected.tobytes())
 
 
+class LockedMemory:
+    """In place of the CUDA runtime: what is page-locked; ``refuses`` all if so."""
+
+    def __init__(self, refuses: bool = False) -> None:
+        self.locked: dict[int, int] = {}
+        self.refuses = refuses
+
+    def lock(self, address: int, size_bytes: int) -> str | None:
+        if self.refuses:
+            return "out of memory"
+        assert address % mmap.PAGESIZE == 0
+        assert address not in self.locked
+        self.locked[address] = size_bytes
+        return None
+
+    def unlock(self, address: int) -> str | None:
+        return None if self.locked.pop(address, None) is not None else "not locked"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    changed=st.lists(st.sampled_from([0.0, 0.02, 0.3, 1.0]), min_size=1, max_size=6),
+    seed=st.integers(0, 2**16),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32]),
+    bucket_bytes=st.sampled_from([64, 200, 5000]),
+    dense_above=st.sampled_from([0.0, 0.25, 1.0]),
+    chunk=st.sampled_from([24, 1 << 20]),
+    refuses=st.booleans(),
+    in_place=st.booleans(),
+)
+def test_what_changed_is_the_same_where_the_bucket_is_on_a_device_and_its_copy_is_not(
+    changed: list[float], seed: int, dtype: torch.dtype, bucket_bytes: int, dense_above: float, chunk: int, refuses: bool, in_place: bool
+) -> None:
+    trainer, memory = Trainer(seed, dtype), LockedMemory(refuses)
+    host, staged = DeltaEncoder(dense_above), StagedDeltaEncoder(dense_above, torch.device("cpu"), HostCopies(), memory)
+    place = (lambda size: np.full(size, 7, dtype=np.uint8)) if in_place else None
+    buckets = plan_buckets(trainer.specs, bucket_bytes).buckets
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rljob_runtime.weightsync.staged_delta.CHUNK_BYTES", chunk)
+        for version, part in enumerate(changed):
+            trainer.step(part)
+            for bucket in buckets:
+                room, own = host.room(bucket), staged.room(bucket)
+                trainer.fill(bucket, room)
+                trainer.fill(bucket, own.numpy())
+                expected, base = host.encode(version, bucket, room)
+                found, found_base = staged.encode(version, bucket, own, place)
+                assert (found_base, found.tobytes()) == (base, expected.tobytes())
+    assert sum(memory.locked.values()) == (0 if refuses else sum(bucket.size_bytes for bucket in buckets))
+    staged.close()
+    assert not memory.locked
+
+
 def test_a_device_keeps_nothing_but_what_was_sent() -> None:
     made: list[weakref.ref[torch.Tensor]] = []
 
     class Watched(DeviceDeltaEncoder):
-        def _zeros(self, size_bytes: int) -> torch.Tensor:
-            zeros = super()._zeros(size_bytes)
+        def _fresh(self, size_bytes: int) -> torch.Tensor:
+            zeros = super()._fresh(size_bytes)
             made.append(weakref.ref(zeros))
             return zeros
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rljob_runtime.weightsync.delta import DeltaEncoder
 from rljob_runtime.weightsync.packing import as_byte_tensor, pack, plan_buckets
-from rljob_runtime.weightsync.patching import INTEGERS, Region, different, write_changes, write_on_device, write_whole
+from rljob_runtime.weightsync.patching import INTEGERS, ChangeWriter, Region, different, write_changes, write_whole
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 CUTS = st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(0, 3))
@@ -35,9 +35,19 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @settings(max_examples=150, deadline=None)
-@given(cut=tensors(), seed=st.integers(0, 2**16), changed=st.sampled_from([0.0, 0.1, 0.6]), bucket_bytes=st.sampled_from([64, 4096]))
+@given(
+    cut=tensors(),
+    seed=st.integers(0, 2**16),
+    changed=st.sampled_from([0.0, 0.1, 0.6]),
+    bucket_bytes=st.sampled_from([64, 4096]),
+    is_tied=st.booleans(),
+)
 def test_changes_leave_the_bits_of_whole_copies(
-    cut: list[tuple[str, str, tuple[int, ...], tuple[tuple[int, ...], ...], tuple[int, ...]]], seed: int, changed: float, bucket_bytes: int
+    cut: list[tuple[str, str, tuple[int, ...], tuple[tuple[int, ...], ...], tuple[int, ...]]],
+    seed: int,
+    changed: float,
+    bucket_bytes: int,
+    is_tied: bool,
 ) -> None:
     random = torch.Generator().manual_seed(seed)
     manifest = plan_buckets([(name, dtype, shape) for name, dtype, shape, _, _ in cut], bucket_bytes)
@@ -56,8 +66,12 @@ def test_changes_leave_the_bits_of_whole_copies(
         region = Region.of(part.shape, part.storage_offset(), part.stride(), offset, views[name].stride())
         assert region is not None
         assert region.numel == part.numel()
-        places[name] = [(parameters[name], region)]
-        device_places[name] = [(margin.clone()[1:], region)]
+        count = 2 if is_tied else 1  # parameters that have the numbers of one tensor, as tied embeddings do
+        places[name] = [(parameters[name], region), *((margin.clone()[1:], region) for _ in range(count - 1))]
+        device_places[name] = [(margin.clone()[1:], region) for _ in range(count)]
+    regions = [(name, region) for name, found in device_places.items() for _, region in found]
+    device_parameters = [parameter for found in device_places.values() for parameter, _ in found]
+    writers = {bucket.index: ChangeWriter(bucket, regions) for bucket in manifest.buckets}
     encoders = {bucket.index: DeltaEncoder(1.0) for bucket in manifest.buckets}
     for version in range(3):
         for bucket in manifest.buckets:
@@ -73,10 +87,11 @@ def test_changes_leave_the_bits_of_whole_copies(
                 write_changes(places, bucket, data)
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr("rljob_runtime.weightsync.patching.WRITTEN", 3)
-                    write_on_device(device_places, bucket, as_byte_tensor(data))
+                    writers[bucket.index].write_on_device(device_parameters, as_byte_tensor(data))
             assert different(places, bucket, torch.from_numpy(whole)) == []
             for slot in bucket.slots:
-                assert torch.equal(bits(device_places[slot.name][0][0]), bits(parameters[slot.name]))
+                for parameter, _ in (*places[slot.name], *device_places[slot.name]):
+                    assert torch.equal(bits(parameter), bits(parameters[slot.name]))
         for name, _, _, spans, order in cut:
             part = now[name]
             for dim, (start, length) in enumerate(spans):

@@ -302,24 +302,36 @@ def test_served_adapters_travel_alone_and_lie_padded_in_the_engine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weight_sync", "kept"),
+    ("weight_sync", "kept", "buckets", "on_host"),
     [
-        ({"backend": "NCCL"}, (PARAMETERS * 2, 0)),
-        ({"backend": "NCCL", "senders": "Every"}, (PARAMETERS, PARAMETERS)),
-        ({"backend": "IPC"}, (PARAMETERS * 2, PARAMETERS * 2)),
-        ({"backend": "TCP"}, (0, 0)),
+        ({"backend": "NCCL"}, (PARAMETERS * 2, 0), (3, 0), 0),
+        ({"backend": "NCCL", "senders": "Every"}, (PARAMETERS, PARAMETERS), (3, 3), 0),
+        ({"backend": "IPC"}, (PARAMETERS * 2, PARAMETERS * 2), (2, 2), 0),
+        ({"backend": "TCP"}, (0, 0), (3, 0), PARAMETERS * 2),
+        ({"backend": "TCP", "senders": "Every"}, (0, 0), (3, 3), PARAMETERS * 2),
     ],
 )
-def test_senders_of_changes_keep_on_their_devices_what_they_sent(weight_sync: dict[str, Any], kept: tuple[int, int]) -> None:
-    """At all times; and two buckets more while they compare, three with NCCL, where changes wait for each other."""
+def test_senders_of_changes_keep_what_they_sent_on_their_devices_or_beside_them(
+    weight_sync: dict[str, Any], kept: tuple[int, int], buckets: tuple[int, int], on_host: int
+) -> None:
+    """At all times; and buckets more while they compare, see ``SyncNeeds.buffers``."""
     whole, sparse = estimated(weightSync=weight_sync), estimated(weightSync={**weight_sync, "delta": {}})
     for rank, expected in enumerate(kept):
         for phase in (TRAIN, memory.Phase.WEIGHT_SYNC):
             found = terms(device(sparse, rank), phase, "actor_train")
             assert found.get("weights as last sent", 0) == expected
         more = found["weight buckets"] - terms(device(whole, rank), memory.Phase.WEIGHT_SYNC, "actor_train")["weight buckets"]
-        buckets = 2 if weight_sync["backend"] == "IPC" else 3
-        assert more == (buckets * HEAD * 2 if expected else 0)  # the embedding is the largest bucket
+        assert more == buckets[rank] * HEAD * 2  # the embedding is the largest bucket
+    nodes = [pool for pool in sparse.pools if pool.kind is memory.PoolKind.NODE]
+    assert sum(terms(pool, memory.Phase.WEIGHT_SYNC, "actor_train").get("weights as last sent", 0) for pool in nodes) == on_host
+
+
+def test_on_cpu_what_was_sent_is_in_the_senders_own_memory() -> None:
+    spec, plan = planned_job(weightSync={"backend": "TCP", "delta": {}})
+    group = {"name": "gpu", "devicesPerNode": 6, "deviceMemory": "80Gi", "deviceResource": "cpu"}
+    spec = spec.model_copy(update={"node_groups": (NodeGroup.model_validate(group),)})
+    estimate = memory.estimate(spec, plan, memory.shape_from_config(QWEN25_7B))
+    assert terms(device(estimate, 0), memory.Phase.WEIGHT_SYNC, "actor_train")["weights as last sent"] == PARAMETERS * 2
 
 
 SMALL = {**QWEN25_7B, "num_hidden_layers": 4}

@@ -50,7 +50,7 @@ class AdapterNeeds(PolicyNeeds):
             working=working,
             host_starting=(self._reading(size),),
             host_working=self._receiving(),
-            saved=self._saved(adapters, optimizer),
+            host_kept=(*self._saved(adapters, optimizer), *self._sync.kept_on_host()),
             carries_weights=self.first,
             keeps_workspace=self.on_cuda,
         )

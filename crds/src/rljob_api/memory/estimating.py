@@ -311,7 +311,7 @@ class _Estimator:
         index, group = self._groups[situation.group]
         occupants = self._on_node(situation)
         traveling = self._traveling(situation, occupants)
-        copied = tuple(term for one in occupants for term in (*one.copied(), *one.terms(one.needs.saved)))
+        copied = tuple(term for one in occupants for term in (*one.copied(), *one.terms(one.needs.host_kept)))
         extra = _extra(occupants, traveling)
         phases = _host_phases(occupants, extra, copied) if group.on_accelerators else _phases(occupants, extra, copied)
         field = "limits.memory" if "memory" in group.resources.limits else "memory"

@@ -212,8 +212,8 @@ class ProcessNeeds:
     """On an accelerator node: what its start takes of the node's own memory."""
     host_working: Mapping[Phase, tuple[Need, ...]] = field(default_factory=dict)
     """In the node's own memory, on top while it is active."""
-    saved: tuple[Need, ...] = ()
-    """Copy of its state in the node's own memory while a checkpoint is written from it, beside any phase but the start."""
+    host_kept: tuple[Need, ...] = ()
+    """In the node's own memory, beside any phase but the start: a copy of its state while a checkpoint is written, what it sent last."""
     carries_weights: bool = False
     """Whether new weights pass through its node's shared memory."""
     keeps_workspace: bool = False

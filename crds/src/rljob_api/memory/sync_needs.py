@@ -26,10 +26,18 @@ class SyncNeeds:
     """Processes that send buckets of their own at the same time."""
     first: bool
     """Whether it is rank 0."""
+    on_cuda: bool
 
     def kept(self) -> tuple[Need, ...]:
-        """On its device from the first sync on: what it sent last (``rljob_runtime.weightsync.device_delta``)."""
-        if not self._compares:
+        """In its own memory from the first sync on: what it sent last (``rljob_runtime.weightsync.device_delta``)."""
+        return self._sent() if self._on_device or not self.on_cuda else ()
+
+    def kept_on_host(self) -> tuple[Need, ...]:
+        """The same beside a device whose weights go through host memory (``rljob_runtime.weightsync.staged_delta``)."""
+        return () if self._on_device or not self.on_cuda else self._sent()
+
+    def _sent(self) -> tuple[Need, ...]:
+        if not self._encodes:
             return ()
         parameters, number, parts = sent_parameters(self.spec, self.shape), DTYPE_BYTES[sync_dtype(self.spec)], self._parts
         formula = f"{show_count(parameters)} x {number} B{'' if parts == 1 else f' / {parts}'}"
@@ -45,7 +53,9 @@ class SyncNeeds:
             size, count = 3 * self._parts * ceil_div(bucket, self.shards), f"{3 * self._parts} / {self.shards} buckets"
             if self._sends:
                 size, count = size + (2 * whole - 1) * bucket, f"{2 * whole - 1} + {count}"
-        if self._compares:  # beside the bucket that is compared, its changes are collected and put together; with NCCL earlier ones wait
+        if self._compares:
+            # Beside the bucket that is compared, its changes are collected and put together; with NCCL earlier ones wait, and through host
+            # memory what was sent last comes back.
             extra = 2 if self.backend is SyncBackend.IPC else 3
             size, count = size + extra * bucket, f"{extra} + {count}"
         formula, remedy = f"{count} of {show_bytes(bucket)}", "a smaller weightSync.bucketBytes"
@@ -66,9 +76,14 @@ class SyncNeeds:
         return self.first or self.senders > 1 or self.backend is SyncBackend.IPC
 
     @property
+    def _encodes(self) -> bool:
+        """Whether it finds what changed."""
+        return self.spec.weight_sync.delta is not None and self._sends
+
+    @property
     def _compares(self) -> bool:
-        """Whether it finds what changed, on its device."""
-        return self.spec.weight_sync.delta is not None and self._on_device and self._sends
+        """Whether it does so in buffers of its own: on CPU pieces of a bucket are compared where they are."""
+        return self._encodes and (self._on_device or self.on_cuda)
 
 
 def largest_bucket(spec: RLJobSpec, shape: ModelShape) -> int:

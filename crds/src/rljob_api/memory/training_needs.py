@@ -59,7 +59,7 @@ class PolicyNeeds(PolicySizes):
             working=working,
             host_starting=(self._reading(MASTER_BYTES),),
             host_working=self._receiving(),
-            saved=self._saved(weights, optimizer),
+            host_kept=(*self._saved(weights, optimizer), *self._sync.kept_on_host()),
             carries_weights=self.first and Phase.WEIGHT_SYNC in working,
             keeps_workspace=self.on_cuda,
         )
@@ -356,7 +356,15 @@ class PolicyNeeds(PolicySizes):
 
     @property
     def _sync(self) -> SyncNeeds:
-        return SyncNeeds(spec=self.spec, shape=self.shape, backend=self.backend, shards=self.data, senders=self.senders, first=self.first)
+        return SyncNeeds(
+            spec=self.spec,
+            shape=self.shape,
+            backend=self.backend,
+            shards=self.data,
+            senders=self.senders,
+            first=self.first,
+            on_cuda=self.on_cuda,
+        )
 
     @staticmethod
     def _over(size: int) -> str:

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     import torch
 
 ByteArray = npt.NDArray[np.uint8]
-BytesT = TypeVar("BytesT", ByteArray, "torch.Tensor")
+PackedT = TypeVar("PackedT", ByteArray, "torch.Tensor")
+SentT = TypeVar("SentT", ByteArray, "torch.Tensor")
 Indexes = npt.NDArray[np.int64]
 WORD_BYTES = 8
 PIECE_WORDS = 1 << 14
@@ -44,8 +45,8 @@ FEW = 8
 """One changed word in so many, or fewer: the numbers in these are looked at one by one."""
 
 
-class BaseDeltaEncoder(ABC, Generic[BytesT]):
-    """Of a sender; keeps every bucket that it encoded, in the kind of memory where it is packed."""
+class BaseDeltaEncoder(ABC, Generic[PackedT, SentT]):
+    """Of a sender; keeps every bucket that it encoded, in the kind of memory from which it is sent."""
 
     whole_first = 1
     """Versions of a bucket that travel whole before one may travel as changes."""
@@ -53,16 +54,16 @@ class BaseDeltaEncoder(ABC, Generic[BytesT]):
     def __init__(self, dense_above: float) -> None:
         """``dense_above``: part of a bucket's numbers from which on it travels whole."""
         self._dense_above = dense_above
-        self._sent: dict[int, tuple[int, int, BytesT]] = {}
+        self._sent: dict[int, tuple[int, int, SentT]] = {}
         """By bucket: the version that was sent last, how many were, and the bytes."""
 
-    def room(self, bucket: Bucket) -> BytesT:
+    @abstractmethod
+    def room(self, bucket: Bucket) -> PackedT:
         """Where the bucket has to be packed before it is encoded, shape (bucket.size_bytes,) uint8; gaps between its slots are zeros."""
-        return self._zeros(bucket.size_bytes)
 
     def encode(
-        self, version: int, bucket: Bucket, packed: BytesT, place: Callable[[int], BytesT] | None = None
-    ) -> tuple[BytesT, int | None]:
+        self, version: int, bucket: Bucket, packed: PackedT, place: Callable[[int], SentT] | None = None
+    ) -> tuple[SentT, int | None]:
         """What has to travel, and the version that it changes; None: all of it.
 
         Args:
@@ -77,13 +78,13 @@ class BaseDeltaEncoder(ABC, Generic[BytesT]):
         """
         before, changes = self._sent.get(bucket.index), None
         if before is None:
-            base, count, image = None, 0, packed
+            base, count, image = None, 0, self._kept(packed)
         else:
             base, count, image = before
             if count >= self.whole_first:
-                changes = self._patched(bucket, image, packed, place or self._zeros)
+                changes = self._patched(bucket, image, packed, place or self._fresh)
             if changes is None:
-                image[:] = packed
+                self._replace(image, packed)
         self._sent[bucket.index] = version, count + 1, image
         if changes is not None:
             return changes, base
@@ -93,37 +94,55 @@ class BaseDeltaEncoder(ABC, Generic[BytesT]):
         whole[:] = image
         return whole, None
 
-    @abstractmethod
-    def _zeros(self, size_bytes: int) -> BytesT:
-        """Memory of this kind, shape (size_bytes,) uint8."""
+    def close(self) -> None:
+        """Let go of what is kept; nothing is encoded any more."""
+        self._sent.clear()
 
     @abstractmethod
-    def _patched(self, bucket: Bucket, image: BytesT, packed: BytesT, place: Callable[[int], BytesT]) -> BytesT | None:
+    def _kept(self, packed: PackedT) -> SentT:
+        """A bucket as it is sent for the first time, which is changed with every version."""
+
+    @abstractmethod
+    def _replace(self, image: SentT, packed: PackedT) -> None:
+        """Bring what is kept up to date with a bucket that travels whole."""
+
+    @abstractmethod
+    def _patched(self, bucket: Bucket, image: SentT, packed: PackedT, place: Callable[[int], SentT]) -> SentT | None:
         """The changes from ``image`` to ``packed``, in ``place``, with ``image`` brought up to date.
 
         None, and ``image`` as it was: there are more of them than ``changes.most_changes`` allows.
         """
 
+    @abstractmethod
+    def _fresh(self, size_bytes: int) -> SentT:
+        """Memory for what travels, shape (size_bytes,) uint8."""
 
-class DeltaEncoder(BaseDeltaEncoder[ByteArray]):
+
+class DeltaEncoder(BaseDeltaEncoder[ByteArray, ByteArray]):
     """In host memory, by numpy: on one core torch takes 1.6 to 9 times as long to find the changes."""
 
     def __init__(self, dense_above: float) -> None:
         """As of the base class."""
         super().__init__(dense_above)
-        self._packed = self._zeros(0)
+        self._packed = self._fresh(0)
 
     def room(self, bucket: Bucket) -> ByteArray:
         """See the base class; the memory is used again, for the next bucket as well."""
         if bucket.index not in self._sent:  # it stays as what was sent
-            return super().room(bucket)
+            return self._fresh(bucket.size_bytes)
         if self._packed.size < bucket.size_bytes:
-            self._packed = self._zeros(bucket.size_bytes)
+            self._packed = self._fresh(bucket.size_bytes)
         packed = self._packed[: bucket.size_bytes]
         clear_gaps(bucket, packed)
         return packed
 
-    def _zeros(self, size_bytes: int) -> ByteArray:
+    def _kept(self, packed: ByteArray) -> ByteArray:
+        return packed
+
+    def _replace(self, image: ByteArray, packed: ByteArray) -> None:
+        image[:] = packed
+
+    def _fresh(self, size_bytes: int) -> ByteArray:
         return np.zeros(size_bytes, dtype=np.uint8)
 
     def _patched(self, bucket: Bucket, image: ByteArray, packed: ByteArray, place: Callable[[int], ByteArray]) -> ByteArray | None:

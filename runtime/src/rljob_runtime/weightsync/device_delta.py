@@ -22,7 +22,7 @@ PIECE_NUMBERS = 1 << 22
 """Compared at a time; where all differ, their indexes take 32 MiB."""
 
 
-class DeviceDeltaEncoder(BaseDeltaEncoder[torch.Tensor]):
+class DeviceDeltaEncoder(BaseDeltaEncoder[torch.Tensor, torch.Tensor]):
     """On a device, by torch; between two syncs it holds nothing but what was sent."""
 
     whole_first = 2
@@ -32,7 +32,17 @@ class DeviceDeltaEncoder(BaseDeltaEncoder[torch.Tensor]):
         self._device = device
         super().__init__(dense_above)
 
-    def _zeros(self, size_bytes: int) -> torch.Tensor:
+    def room(self, bucket: Bucket) -> torch.Tensor:
+        """See the base class."""
+        return self._fresh(bucket.size_bytes)
+
+    def _kept(self, packed: torch.Tensor) -> torch.Tensor:
+        return packed
+
+    def _replace(self, image: torch.Tensor, packed: torch.Tensor) -> None:
+        image.copy_(packed)
+
+    def _fresh(self, size_bytes: int) -> torch.Tensor:
         return torch.zeros(size_bytes, dtype=torch.uint8, device=self._device)
 
     def _patched(

@@ -16,16 +16,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from rljob_runtime.records import Bucket
-from rljob_runtime.weightsync.changes import between, index_type, number_bytes, split_changes
+from rljob_runtime.weightsync.changes import index_type, number_bytes, split_changes
 from rljob_runtime.weightsync.packing import DTYPE_BYTES, as_byte_tensor, unpack
 
 ByteArray = npt.NDArray[np.uint8]
+Indexes = npt.NDArray[np.unsignedinteger[Any]]
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Types by which numbers are written and compared, by bytes."""
 LOW_32_BITS = 0xFFFF_FFFF
@@ -95,7 +97,14 @@ class Region:
         """Behind the last number in the source."""
         return self.source_offset + 1 + sum((n - 1) * s for n, s in zip(self.shape, self.source_strides, strict=True))
 
-    def locate(self, indexes: torch.Tensor, begin: int = 0) -> tuple[torch.Tensor | None, torch.Tensor]:
+    @property
+    def shift(self) -> int | None:
+        """What places in target and source differ by; None: it is not the same for all numbers."""
+        if self.source_strides in ((), (1,)) and self.target_strides in ((), (1,)):
+            return self.target_offset - self.source_offset
+        return None
+
+    def locate(self, indexes: torch.Tensor, begin: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Where numbers of the source are in the target.
 
         Args:
@@ -103,10 +112,8 @@ class Region:
             begin: index of the source's first number.
 
         Returns:
-            Which of them are in the region (bool, shape (n,); None: all), and of these the places in the target.
+            Which of them are in the region (bool, shape (n,)), and of these the places in the target.
         """
-        if self.source_strides in ((), (1,)) and self.target_strides in ((), (1,)):
-            return None, indexes + (self.target_offset - self.source_offset - begin)
         rest = indexes - (self.source_offset + begin)
         inside = torch.ones_like(rest, dtype=torch.bool)
         target = torch.full_like(rest, self.target_offset)
@@ -139,82 +146,154 @@ def write_changes(places: Places, bucket: Bucket, changes: ByteArray | torch.Ten
         bucket: its layout.
         changes: shape (B,) uint8, in the format of :mod:`~rljob_runtime.weightsync.changes`; an array, or a tensor on any device.
     """
-    spans = _spans(places, bucket)
-    if isinstance(changes, torch.Tensor) and changes.device.type == "cpu":
-        changes = changes.numpy()
-    if isinstance(changes, np.ndarray) and all(span.parameter.device.type == "cpu" for span in spans):
-        _write_in_host_memory(spans, bucket, changes)
-    else:
-        write_on_device(places, bucket, as_byte_tensor(changes) if isinstance(changes, np.ndarray) else changes)
+    found = [(name, parameter, region) for name, own in places.items() for parameter, region in own]
+    writer = ChangeWriter(bucket, [(name, region) for name, _, region in found])
+    writer.write([parameter for _, parameter, _ in found], changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Span:
     """Numbers of a bucket among which are those of a region."""
 
-    parameter: torch.Tensor
+    number: int
+    """Of the region, and of its parameter, as they are given."""
     units: Region
     """In numbers by which the bucket is compared."""
     begin: int
     """Index, in the bucket, of the first number of the region's tensor."""
+    bounds: tuple[int, int]
+    """Index, in the bucket, of its first number, and of the one behind its last."""
+    shift: int | None
+    """What a number's index in the bucket and its place in the parameter differ by; None: it is not the same for all."""
+
+    @classmethod
+    def of(cls, number: int, units: Region, begin: int) -> _Span:
+        bounds = begin + units.source_offset, begin + units.source_end
+        return cls(number=number, units=units, begin=begin, bounds=bounds, shift=None if units.shift is None else units.shift - begin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DeviceSpans:
+    """Spans whose parameters are on one device, and what is computed with there."""
+
+    shifted: Sequence[_Span]
+    """In order, none of them overlapping, each with a shift."""
+    others: Sequence[_Span]
+    bounds: torch.Tensor
+    """Of the first, then of the others, shape (2 n,)."""
+    starts: torch.Tensor
+    shifts: torch.Tensor
+    """Of the first alone."""
+
+
+class ChangeWriter:
+    """Writes what changed in one bucket into parameters: all that follows from the layout is found once, and used for every update."""
+
+    def __init__(self, bucket: Bucket, regions: Sequence[tuple[str, Region]]) -> None:
+        """Find where numbers go.
+
+        Args:
+            bucket: its layout.
+            regions: each with the name of its tensor, which is one of the bucket's, in the order in which parameters will be given.
+        """
+        self._bucket = bucket
+        self._size = number_bytes(bucket)
+        slots = {slot.name: slot for slot in bucket.slots}
+        spans = [
+            _Span.of(number, region.split(DTYPE_BYTES[slots[name].dtype] // self._size), slots[name].offset_bytes // self._size)
+            for number, (name, region) in enumerate(regions)
+            if name in slots
+        ]
+        self._spans = sorted(spans, key=lambda span: span.bounds)
+        self._devices: tuple[torch.device, ...] = ()
+        self._on: dict[torch.device, _DeviceSpans] = {}
+
+    def write(self, parameters: Sequence[torch.Tensor], changes: ByteArray | torch.Tensor) -> None:
+        """Write; ``changes`` as of :func:`write_changes`, ``parameters`` in the order of the regions."""
+        if isinstance(changes, torch.Tensor) and changes.device.type == "cpu":
+            changes = changes.numpy()
+        if isinstance(changes, np.ndarray) and all(parameter.device.type == "cpu" for parameter in parameters):
+            self._write_in_host_memory(parameters, changes)
+        else:
+            self.write_on_device(parameters, as_byte_tensor(changes) if isinstance(changes, np.ndarray) else changes)
+
+    def _write_in_host_memory(self, parameters: Sequence[torch.Tensor], changes: ByteArray) -> None:
+        """By numpy, which takes two thirds of torch's time here."""
+        indexes, values = split_changes(self._bucket, changes)
+        where = indexes.astype(np.int64)
+        for span, first, end in zip(self._spans, *self._cuts(indexes), strict=True):
+            if first == end:
+                continue
+            numbers, shift = values[first:end], span.shift
+            if shift is None:
+                inside, places = span.units.locate(torch.from_numpy(where[first:end]), span.begin)
+                numbers, target = numbers[inside.numpy()], places.numpy()
+            else:
+                target = where[first:end] + shift
+            _units(parameters[span.number], self._size).numpy().view(values.dtype)[target] = numbers
+
+    def _cuts(self, indexes: Indexes) -> tuple[list[int], list[int]]:
+        """Where the indexes of each span begin and end; sought in their type, or all would be converted."""
+        first = np.array([span.bounds[0] for span in self._spans], dtype=indexes.dtype)
+        last = np.array([span.bounds[1] - 1 for span in self._spans], dtype=indexes.dtype)
+        return np.searchsorted(indexes, first).tolist(), np.searchsorted(indexes, last, side="right").tolist()
+
+    def write_on_device(self, parameters: Sequence[torch.Tensor], changes: torch.Tensor) -> None:
+        """:meth:`write` by torch alone, on the devices of the parameters; ``changes`` is a flat uint8 tensor.
+
+        Only the bounds of regions come to the host. Each region takes one call of torch, as its calls are what small updates take.
+        """
+        devices = tuple(parameter.device for parameter in parameters)
+        if devices != self._devices:
+            self._devices, self._on = devices, {device: self._spans_on(device, devices) for device in set(devices)}
+        for device, spans in self._on.items():
+            self._write_on_one(parameters, spans, changes.to(device))
+
+    def _spans_on(self, device: torch.device, devices: Sequence[torch.device]) -> _DeviceSpans:
+        shifted: list[_Span] = []
+        others: list[_Span] = []
+        for span in self._spans:
+            if devices[span.number] == device:
+                follows = not shifted or shifted[-1].bounds[1] <= span.bounds[0]
+                (shifted if follows and span.shift is not None else others).append(span)
+        kind = torch.int32 if self._is_in_32_bits else torch.int64
+        return _DeviceSpans(
+            shifted=shifted,
+            others=others,
+            bounds=torch.tensor([bound for span in (*shifted, *others) for bound in span.bounds], dtype=kind, device=device),
+            starts=torch.tensor([span.bounds[0] for span in shifted], dtype=kind, device=device),
+            shifts=torch.tensor([span.shift for span in shifted], dtype=torch.int64, device=device),
+        )
 
     @property
-    def bounds(self) -> tuple[int, int]:
-        """Index of its first number in the bucket, and of the one behind its last."""
-        return self.begin + self.units.source_offset, self.begin + self.units.source_end
+    def _is_in_32_bits(self) -> bool:
+        """Whether indexes are in order as signed numbers of 32 bits."""
+        return index_type(self._bucket).itemsize == 4 and self._bucket.size_bytes // self._size < 2**31
 
-
-def _spans(places: Places, bucket: Bucket) -> list[_Span]:
-    size = number_bytes(bucket)
-    return [
-        _Span(parameter=parameter, units=region.split(DTYPE_BYTES[slot.dtype] // size), begin=slot.offset_bytes // size)
-        for slot in bucket.slots
-        for parameter, region in places.get(slot.name, ())
-    ]
-
-
-def _write_in_host_memory(spans: Sequence[_Span], bucket: Bucket, changes: ByteArray) -> None:
-    """By numpy, which takes two thirds of torch's time here."""
-    size = number_bytes(bucket)
-    indexes, values = split_changes(bucket, changes)
-    where = as_byte_tensor(indexes.view(np.uint8)).view(INTEGERS[indexes.itemsize]).to(torch.int64)
-    if indexes.itemsize == 4:
-        where &= LOW_32_BITS
-    for span in spans:
-        first, end = between(indexes, *span.bounds)
-        if first == end:
-            continue
-        inside, target = span.units.locate(where[first:end], span.begin)
-        numbers = values[first:end] if inside is None else values[first:end][inside.numpy()]
-        _units(span.parameter, size).numpy().view(values.dtype)[target.numpy()] = numbers
-
-
-def write_on_device(places: Places, bucket: Bucket, changes: torch.Tensor) -> None:
-    """:func:`write_changes` by torch alone, on the devices of the parameters; ``changes`` is a flat uint8 tensor.
-
-    Only the bounds of regions come to the host. Indexes are converted and places computed for :data:`WRITTEN` numbers at a time.
-    """
-    by_device: dict[torch.device, list[_Span]] = {}
-    for span in _spans(places, bucket):
-        by_device.setdefault(span.parameter.device, []).append(span)
-    for device, spans in by_device.items():
-        _write_on_one(spans, bucket, changes.to(device))
-
-
-def _write_on_one(spans: Sequence[_Span], bucket: Bucket, changes: torch.Tensor) -> None:
-    size = number_bytes(bucket)
-    indexes, values = split_on_device(bucket, changes)
-    if indexes.dtype == torch.int32 and bucket.size_bytes // size >= 2**31:
-        indexes = indexes.to(torch.int64) & LOW_32_BITS  # or those with the highest bit would be negative, and out of order
-    bounds = torch.tensor([bound for span in spans for bound in span.bounds], dtype=indexes.dtype, device=changes.device)
-    cuts = torch.searchsorted(indexes, bounds).tolist()
-    for span, start, stop in zip(spans, cuts[::2], cuts[1::2], strict=True):
-        units = _units(span.parameter, size)
-        for first in range(start, stop, WRITTEN):
-            end = min(first + WRITTEN, stop)
-            inside, target = span.units.locate(indexes[first:end].to(torch.int64), span.begin)
-            numbers = values[first:end] if inside is None else values[first:end][inside]
-            units.index_copy_(0, target, numbers)
+    def _write_on_one(self, parameters: Sequence[torch.Tensor], spans: _DeviceSpans, changes: torch.Tensor) -> None:
+        indexes, values = split_on_device(self._bucket, changes)
+        if indexes.dtype == torch.int32 and not self._is_in_32_bits:
+            indexes = indexes.to(torch.int64) & LOW_32_BITS
+        cuts = torch.searchsorted(indexes, spans.bounds).tolist()
+        found = list(zip((*spans.shifted, *spans.others), cuts[::2], cuts[1::2], strict=True))
+        shifted = [
+            (_units(parameters[span.number], self._size), start, stop) for span, start, stop in found[: len(spans.shifted)] if start < stop
+        ]
+        if shifted:
+            for first in range(shifted[0][1], shifted[-1][2], WRITTEN):
+                end = min(first + WRITTEN, shifted[-1][2])
+                target = indexes[first:end].to(torch.int64)
+                target += spans.shifts[torch.bucketize(indexes[first:end], spans.starts, right=True) - 1]
+                for units, start, stop in shifted:
+                    begin, behind = max(start, first), min(stop, end)
+                    if begin < behind:
+                        units.index_copy_(0, target[begin - first : behind - first], values[begin:behind])
+        for span, start, stop in found[len(spans.shifted) :]:
+            units = _units(parameters[span.number], self._size)
+            for first in range(start, stop, WRITTEN):
+                end = min(first + WRITTEN, stop)
+                inside, target = span.units.locate(indexes[first:end].to(torch.int64), span.begin)
+                units.index_copy_(0, target, values[first:end][inside])
 
 
 def split_on_device(bucket: Bucket, changes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -232,8 +311,14 @@ def _as_integers(data: torch.Tensor, size: int) -> torch.Tensor:
 
 def _units(parameter: torch.Tensor, size: int) -> torch.Tensor:
     """All memory from the first number of a parameter on, as integers of ``size`` bytes."""
-    storage = parameter.untyped_storage()
-    whole = torch.empty(0, dtype=torch.uint8, device=parameter.device).set_(storage)
+    each = parameter.element_size()
+    begin, end = parameter.storage_offset() * each // size, parameter.untyped_storage().nbytes() // size
+    return parameter.view(INTEGERS[size]).as_strided((end - begin,), (1,)) if each == size else _smaller(parameter, size)
+
+
+def _smaller(parameter: torch.Tensor, size: int) -> torch.Tensor:
+    """The same for integers that are smaller than its numbers."""
+    whole = torch.empty(0, dtype=torch.uint8, device=parameter.device).set_(parameter.untyped_storage())
     return whole[parameter.storage_offset() * parameter.element_size() :].view(INTEGERS[size])
 
 

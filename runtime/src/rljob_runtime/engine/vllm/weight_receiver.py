@@ -28,7 +28,7 @@ from vllm.platforms import current_platform
 
 from rljob_runtime.engine.vllm.drafted import repair_drafted_sampling
 from rljob_runtime.engine.vllm.layer_group import LayerGroup, group_of
-from rljob_runtime.engine.vllm.load_record import LoadPlan, LoadRecorder, fingerprint_of
+from rljob_runtime.engine.vllm.load_record import LoadPlan, LoadRecorder, Path, fingerprint_of
 from rljob_runtime.engine.vllm.packed_weights import has_packed_copy, repack_experts, repack_shared_weights
 from rljob_runtime.engine.vllm.rotary import repair_rotary
 from rljob_runtime.errors import WeightSyncError
@@ -38,7 +38,7 @@ from rljob_runtime.weightsync.copies import Kept
 from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.packing import as_byte_tensor, unpack
 from rljob_runtime.weightsync.parcel import Remote, view
-from rljob_runtime.weightsync.patching import Places, write_changes, write_whole
+from rljob_runtime.weightsync.patching import ChangeWriter, Region, write_whole
 from rljob_runtime.weightsync.shared_memory import SharedBytes
 from rljob_runtime.weightsync.staging import staging_for
 
@@ -161,6 +161,10 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         self._loading: torch.nn.Module | LayerGroup = model
         self.plan: LoadPlan | None = None
         """How the model's loaders fill its parameters, once a load was recorded."""
+        self._layers: dict[str, torch.nn.Module] = {}
+        """By name, of the plan."""
+        self._writers: dict[int, tuple[Bucket, ChangeWriter]] = {}
+        """By bucket."""
         self.written: dict[str, list[int]] = {}
         """What changes left in the parameters, see :func:`compare_bits`."""
 
@@ -288,23 +292,38 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
                 repack_experts(self._loading)
         if recorder is not None:
             _thread.recorder, self.plan = None, recorder.plan()
+            self._layers = dict(self.model.named_modules())
+            self._writers.clear()
 
-    def places(self, bucket: Bucket) -> Places:
-        """Where the exact tensors of a bucket go, after a load was recorded."""
+    def write_whole(self, bucket: Bucket, payload: Payload) -> None:
+        """Write a bucket's exact tensors into the parameters, after a load was recorded."""
+        places = {name: [(self._parameter(path), region) for path, region in found] for name, found in self._places(bucket)}
+        write_whole(places, bucket, self.bytes_of(payload).to(self.device))
+
+    def write_changes(self, bucket: Bucket, payload: Payload) -> None:
+        """The same of what changed in it."""
+        known, writer = self._writers.get(bucket.index, (None, None))
+        if writer is None or known != bucket:
+            writer = ChangeWriter(bucket, [(name, region) for name, found in self._places(bucket) for _, region in found])
+            self._writers[bucket.index] = bucket, writer
+        parameters = [self._parameter(path) for _, found in self._places(bucket) for path, _ in found]
+        writer.write(parameters, self.changes_of(payload))
+
+    def _places(self, bucket: Bucket) -> list[tuple[str, tuple[tuple[Path, Region], ...]]]:
         assert self.plan is not None
-        layers = dict(self.model.named_modules())
-        return {
-            slot.name: [(getattr(layers[layer], name).detach(), region) for (layer, name), region in self.plan.places[slot.name]]
-            for slot in bucket.slots
-            if slot.name in self.plan.places
-        }
+        return [(slot.name, self.plan.places[slot.name]) for slot in bucket.slots if slot.name in self.plan.places]
+
+    def _parameter(self, path: Path) -> torch.Tensor:
+        """As it is now: a load may have replaced it."""
+        layer, name = path
+        found: torch.Tensor = getattr(self._layers[layer], name)
+        return found.detach()
 
     def exact_bits(self) -> dict[str, list[int]]:
         """Fingerprints of all that exact tensors have in the parameters, by tensor."""
         assert self.plan is not None
-        layers = dict(self.model.named_modules())
         return {
-            tensor: [fingerprint_of(region.in_target(getattr(layers[layer], name).detach())) for (layer, name), region in found]
+            tensor: [fingerprint_of(region.in_target(self._parameter(path))) for path, region in found]
             for tensor, found in self.plan.places.items()
         }
 
@@ -362,11 +381,7 @@ def plan_of(worker: Any) -> LoadPlan | None:
 def write_bucket(worker: Any, bucket: Bucket, payload: Payload, is_whole: bool) -> None:
     """Write a bucket's exact tensors into the parameters, all of them or what changed; a worker that fetches it may keep a copy."""
     engine = worker.weight_transfer_engine
-    places = engine.places(bucket)
-    if is_whole:
-        write_whole(places, bucket, engine.bytes_of(payload).to(engine.device))
-    else:
-        write_changes(places, bucket, engine.changes_of(payload))
+    (engine.write_whole if is_whole else engine.write_changes)(bucket, payload)
 
 
 def remember_bits(worker: Any) -> None:

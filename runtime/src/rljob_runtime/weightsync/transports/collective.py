@@ -24,7 +24,6 @@ import itertools
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -33,8 +32,9 @@ from rljob_runtime.cluster.protocol import Pending, Worker
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.weightsync.assembly import Part, UpdateAssembly
-from rljob_runtime.weightsync.delta import BaseDeltaEncoder, DeltaEncoder, Images
+from rljob_runtime.weightsync.delta import BaseDeltaEncoder, Images
 from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
+from rljob_runtime.weightsync.encoding import changes_of, pack_into, room_for
 from rljob_runtime.weightsync.group import MEMBERSHIPS, Meeting, device_here
 from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.meetings import Meetings
@@ -43,9 +43,10 @@ from rljob_runtime.weightsync.outbox import Outbox
 from rljob_runtime.weightsync.packing import as_byte_tensor
 from rljob_runtime.weightsync.parcel import Parcel, Remote, compare, fingerprint
 from rljob_runtime.weightsync.shares import shared_out
+from rljob_runtime.weightsync.staged_delta import host_encoder
 from rljob_runtime.weightsync.transport import ByteArray, PartnerLostError, Shapes, SyncLink, TransportSettings, WeightSource
 from rljob_runtime.weightsync.transports.object_store import PackedReceiver
-from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport, no_room, room_for
+from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport
 
 HOST = torch.device("cpu")
 
@@ -286,9 +287,9 @@ class BroadcastSender:
         self._device = device_here() if on_device else HOST
         meeting = meetings.get(source.rank)
         self._outbox = None if meeting is None else Outbox(meeting, self._device)
-        self._delta: BaseDeltaEncoder[Any] | None = None
+        self._delta: BaseDeltaEncoder[Any, Any] | None = None
         if dense_above is not None:
-            self._delta = DeviceDeltaEncoder(dense_above, self._device) if on_device else DeltaEncoder(dense_above)
+            self._delta = DeviceDeltaEncoder(dense_above, self._device) if on_device else host_encoder(dense_above)
 
     def send(self, version: int, part: int) -> Parcel | None:
         """Put its bucket on its way, on a sender that has one; None elsewhere."""
@@ -302,12 +303,7 @@ class BroadcastSender:
             self._source.pack_buckets(owned)  # other ranks are in the same gather
             raise fault
         delta = None if version == TEST_VERSION else self._delta
-        packed = room_for(self._source, owned, partial(self._room, bucket, delta))
-        self._source.pack_buckets(owned, packed.numpy() if isinstance(packed, torch.Tensor) and not packed.is_cuda else packed)
-        try:
-            encoded, base = (packed, None) if delta is None else delta.encode(version, bucket, packed)
-        except torch.OutOfMemoryError as error:
-            raise no_room(self._source, bucket, error) from error
+        encoded, base = self._whole(owned) if delta is None else changes_of(self._source, owned, delta, version)
         data = encoded if isinstance(encoded, torch.Tensor) else as_byte_tensor(encoded)
         proof = fingerprint(data)
         spare_bytes = 0 if base is None else self._spare_bytes
@@ -322,14 +318,19 @@ class BroadcastSender:
         )
         return Parcel(version=version, checksum=proof, payload=sent, base=base)
 
-    def _room(self, bucket: Bucket, delta: BaseDeltaEncoder[Any] | None) -> Any:
-        """Where a bucket is packed; zeros, as gaps between slots count in checksums."""
-        return torch.zeros(bucket.size_bytes, dtype=torch.uint8, device=self._device) if delta is None else delta.room(bucket)
+    def _whole(self, owned: Mapping[int, Bucket]) -> tuple[torch.Tensor, None]:
+        """The rank's bucket, packed; zeros before, as gaps between slots count in checksums."""
+        size = owned[self._source.rank].size_bytes
+        packed = room_for(self._source, owned, lambda: torch.zeros(size, dtype=torch.uint8, device=self._device))
+        pack_into(self._source, owned, packed)
+        return packed, None
 
     def close(self) -> None:
-        """End the meeting."""
+        """End the meeting, and let go of what was sent."""
         if self._outbox is not None:
             self._outbox.close()
+        if self._delta is not None:
+            self._delta.close()
 
 
 class BroadcastReceiver:

@@ -37,11 +37,12 @@ from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.delta import Images
 from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
+from rljob_runtime.weightsync.encoding import changes_of, pack_into, room_for
 from rljob_runtime.weightsync.group import device_here
 from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.parcel import NOT_OPENED, Parcel, Remote, compare, fingerprint
 from rljob_runtime.weightsync.transport import Shapes, SyncLink, TransportSettings, WeightSource
-from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport, no_room, room_for
+from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport
 
 TURNS = 2
 """Buffers of a rank: one is packed while the other is loaded from."""
@@ -223,12 +224,11 @@ class HandleSender:
         """What the readers get of a bucket, where they can open it, and the version that it changes."""
         delta = None if version == TEST_VERSION else self._delta
         place = partial(shared_buffer, device=self._device)
-        room = room_for(self._source, owned, lambda: place(bucket.size_bytes) if delta is None else delta.room(bucket))
-        self._source.pack_buckets(owned, room if room.is_cuda else room.numpy())
-        try:
-            return (room, None) if delta is None else delta.encode(version, bucket, room, place)
-        except torch.OutOfMemoryError as error:
-            raise no_room(self._source, bucket, error) from error
+        if delta is not None:
+            return changes_of(self._source, owned, delta, version, place)
+        room = room_for(self._source, owned, lambda: place(bucket.size_bytes))
+        pack_into(self._source, owned, room)
+        return room, None
 
     def _exported(self, data: torch.Tensor, version: int) -> bytes:
         rebuild, arguments = reduced = reduce_tensor(data)

@@ -8,15 +8,20 @@ through the driver. What fits one bucket is packed and loaded by one call each, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from rljob_runtime.cluster.protocol import Pending
 from rljob_runtime.records import WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
-from rljob_runtime.weightsync.delta import DeltaEncoder, Images
+from rljob_runtime.weightsync.delta import BaseDeltaEncoder, Images
+from rljob_runtime.weightsync.encoding import changes_of
 from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.parcel import Parcel, Remote, sealed
 from rljob_runtime.weightsync.shares import shared_out
 from rljob_runtime.weightsync.transport import Shapes, SyncLink, TransportSettings, WeightSource
+
+if TYPE_CHECKING:
+    from rljob_runtime.weightsync.transport import ByteArray
 
 
 class ObjectStoreTransport:
@@ -64,7 +69,11 @@ class PackedSender:
         """Keep the rank and the layout; ``senders`` and ``dense_above`` as in the settings."""
         self._source = source
         self._parts = shared_out(manifest, senders)
-        self._delta = None if dense_above is None else DeltaEncoder(dense_above)
+        self._delta: BaseDeltaEncoder[Any, ByteArray] | None = None
+        if dense_above is not None:
+            from rljob_runtime.weightsync.staged_delta import host_encoder
+
+            self._delta = host_encoder(dense_above)
 
     def send(self, version: int, part: int) -> Parcel | None:
         """Its bucket on a sender that has one, None elsewhere."""
@@ -73,13 +82,13 @@ class PackedSender:
         if bucket is None or self._delta is None:
             packed = self._source.pack_buckets(owned)
             return None if packed is None else sealed(version, packed)
-        room = self._delta.room(bucket)
-        self._source.pack_buckets(owned, room)
-        data, base = self._delta.encode(version, bucket, room)
+        data, base = changes_of(self._source, owned, self._delta, version)
         return sealed(version, data, base=base)
 
     def close(self) -> None:
-        """It holds nothing that others would need."""
+        """Let go of what was sent."""
+        if self._delta is not None:
+            self._delta.close()
 
 
 class PackedReceiver:

@@ -6,8 +6,8 @@ bucket is loaded into the models while the next one is packed, and compared with
 meanwhile, each bucket has a segment of its own and is compared as it comes, so that they stop only to load. Where buckets may bring only
 what changed, they are compared as they come as well, before the engine applies that to what it has.
 
-On CUDA segments are page-locked in every process that copies from or to its device (``weightsync.staging``); a sender that looks for
-changes does that in host memory, and does not.
+On CUDA segments are page-locked in every process that copies from or to its device (``weightsync.staging``). A sender that looks for
+changes locks its copy of the weights instead (``weightsync.staged_delta``).
 
 What every sender packs first is a test: engines that read other bytes than it wrote (other nodes than planned, no shared memory, not enough
 of it) get their weights through the object store, and the transport says so.
@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 from rljob_runtime.cluster.protocol import Pending
 from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
-from rljob_runtime.weightsync.delta import DeltaEncoder, Images
+from rljob_runtime.weightsync.delta import BaseDeltaEncoder, Images
+from rljob_runtime.weightsync.encoding import changes_of
 from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.packing import clear_gaps
 from rljob_runtime.weightsync.parcel import Digest, Parcel, Remote, sealed
@@ -115,11 +116,15 @@ class SharedSender:
         self._parts = shared_out(manifest, senders)
         own = [part[source.rank].size_bytes for part in self._parts if source.rank in part]
         self._segments = Segments.equal(f"{prefix}{source.rank}-", min(segments, len(own)), max(own)) if own else None
-        self._delta = None if dense_above is None else DeltaEncoder(dense_above)
+        self._delta: BaseDeltaEncoder[Any, ByteArray] | None = None
+        if dense_above is not None:
+            from rljob_runtime.weightsync.staged_delta import host_encoder
+
+            self._delta = host_encoder(dense_above)
         self._staging = self._staged(dense_above)
 
     def _staged(self, dense_above: float | None) -> Staging | None:
-        """What copies from this rank's device into the segments; changes are looked for on the host, where weights are packed then."""
+        """What copies from this rank's device into the segments; what looks for changes copies by itself."""
         if self._segments is None or dense_above is not None:
             return None
         from rljob_runtime.weightsync.group import device_here
@@ -142,9 +147,7 @@ class SharedSender:
         if self._delta is None or version == TEST_VERSION:
             checksum = self._pack(owned, bucket, self._segments.array(index, bucket.size_bytes))
             return Parcel(version=version, checksum=checksum, payload=self._segments.shared(index, bucket.size_bytes))
-        packed = self._delta.room(bucket)
-        self._source.pack_buckets(owned, packed)
-        data, base = self._delta.encode(version, bucket, packed, partial(self._segments.array, index))
+        data, base = changes_of(self._source, owned, self._delta, version, partial(self._segments.array, index))
         return sealed(version, data, self._segments.shared(index, data.size), base=base)
 
     def _pack(self, owned: Mapping[int, Bucket], bucket: Bucket, data: ByteArray) -> int:
@@ -159,7 +162,9 @@ class SharedSender:
         return digest.finished()
 
     def close(self) -> None:
-        """Remove the segments."""
+        """Remove the segments, and let go of what was sent."""
+        if self._delta is not None:
+            self._delta.close()
         if self._staging is not None:
             self._staging.close()
         if self._segments is not None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable
 from typing import TypeVar
 
 from rljob_runtime.errors import DeadlineError, WeightSyncError
-from rljob_runtime.records import Bucket
-from rljob_runtime.weightsync.transport import PartnerLostError, SyncLink, Transport, TransportSettings, WeightSource
+from rljob_runtime.weightsync.transport import PartnerLostError, SyncLink, Transport, TransportSettings
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
 
 ResultT = TypeVar("ResultT")
@@ -21,32 +20,6 @@ TEST_S = 60.0
 """Deadline of a test, or a quarter of a sync's: what stands in for it has to have time."""
 MOST_FAILED_TESTS = 2
 """In a row, after which none is made any more: where a port is blocked, each one keeps an engine that joins waiting."""
-
-
-def room_for(source: WeightSource, owned: Mapping[int, Bucket], make: Callable[[], ResultT]) -> ResultT:
-    """Memory into which a rank packs its bucket; where there is none, the rank takes part in the gather all the same.
-
-    Args:
-        source: the rank.
-        owned: buckets of the gather, by rank.
-        make: allocates the memory.
-
-    Raises:
-        WeightSyncError: there is none; no other rank waits for this one.
-    """
-    try:
-        return make()
-    except RuntimeError as error:  # torch's OutOfMemoryError is one
-        source.pack_buckets(owned)
-        raise no_room(source, owned[source.rank], error) from error
-
-
-def no_room(source: WeightSource, bucket: Bucket, error: Exception) -> WeightSyncError:
-    """What to raise where a rank has no memory for a bucket, or to compare it with the one before."""
-    return WeightSyncError(
-        f"trainer rank {source.rank} has no room for a bucket of {bucket.size_bytes} bytes: {error}; "
-        "lower weightSync.bucketBytes, or training.microBatchTokens and engine.memoryFraction where they share the device"
-    )
 
 
 class TestedTransport(ABC):
