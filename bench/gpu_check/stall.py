@@ -1,4 +1,4 @@
-"""How long a vLLM engine stops for a full update and for sparse ones.
+"""How long a vLLM engine stops for full updates, loaded by vLLM or written into its parameters, and for sparse ones.
 
 Through shared memory it generates until all has come, as in jobs on devices of their own. With CUDA IPC, whose bytes do not leave the
 device, trainer and engine share it, and the time has the trainer's part in it: it packs and compares one bucket while the engine takes
@@ -36,7 +36,9 @@ CHANGED = (0.001, 0.01, 0.1)
 """Parts of all numbers, evenly spread, that change before an update."""
 BOUNDED = 0.01
 LEAST_RATIO = 5.0
-"""Of the full update's time to that of a sparse one of :data:`BOUNDED`, where the engine generates until all has come."""
+"""Of the time of a full update that vLLM loads to that of a sparse one of :data:`BOUNDED`, where the engine generates meanwhile."""
+UNWRITTEN = 2
+"""Full updates before the first that is written: one is recorded, one compared."""
 DENSE_ABOVE = 0.5
 CACHE_BYTES = 1 << 30
 CPU_CACHE_BYTES = 16 << 20
@@ -79,22 +81,32 @@ def check(scale: Scale) -> Iterator[Line]:
 
 
 def _lines(way: Way, found: Mapping[str, Any], manifest: WeightManifest, scale: Scale) -> Iterator[Line]:
-    full, name = found["full"], way.title if scale.on_cuda else way.cpu_title
+    loaded, written, name = found["loaded"], found["written"], way.title if scale.on_cuda else way.cpu_title
     size = f"{manifest.total_bytes / 2**20:.0f} MiB in {len(manifest.buckets)} buckets"
-    yield Line(check=NAME, what=f"{name}: the engine is stopped, full update, {size}", value=full["stopped_s"], unit="s")
+    yield Line(
+        check=NAME, what=f"{name}: the engine is stopped, full update by vLLM's loaders, {size}", value=loaded["stopped_s"], unit="s"
+    )
+    yield Line(check=NAME, what=f"{name}: the engine is stopped, full update, written", value=written["stopped_s"], unit="s")
+    ratio = loaded["stopped_s"] / written["stopped_s"]
+    yield Line(check=NAME, what=f"{name}: vLLM's loaders to writing, full update", value=ratio, unit="times")
     for changed in CHANGED:
         what = changed_part(changed)
         sparse = found[what]
         note = f"{sparse['bytes'] / manifest.total_bytes:.2%} of the bytes"
         yield Line(check=NAME, what=f"{name}: the engine is stopped, {what}", value=sparse["stopped_s"], unit="s", note=note)
-        ratio = full["stopped_s"] / sparse["stopped_s"]
+        ratio = loaded["stopped_s"] / sparse["stopped_s"]
         bound = scale.speed(LEAST_RATIO) if changed == BOUNDED and way.while_generating else None
         yield Line(
-            check=NAME, what=f"{name}: full update to sparse update, {what}", value=ratio, unit="times", compared=ratio, at_least=bound
+            check=NAME,
+            what=f"{name}: full update by vLLM's loaders to sparse update, {what}",
+            value=ratio,
+            unit="times",
+            compared=ratio,
+            at_least=bound,
         )
     moved = found["moved"]
     yield Line(check=NAME, what=f"{name}: tensors that updates changed", value=moved, unit="tensors", compared=moved, at_least=1)
-    what = f"{name}: tensors with other bits than after a full update"
+    what = f"{name}: tensors with other bits than vLLM's loaders leave"
     yield equal(NAME, what, found["differing"], note="after the last sparse one")
 
 
@@ -123,11 +135,17 @@ async def _measured(holder: WeightHolder, engine: Any, manifest: WeightManifest,
 
 async def _updated(updates: _Updates, engine: InProcessWorker, scale: Scale, way: Way) -> dict[str, Any]:
     """What one transport takes and leaves."""
-    scale.begin(f"{way.title}: full updates")
+    scale.begin(f"{way.title}: full updates by vLLM's loaders")
+    await engine.call("forget_loads", False, timeout_s=scale.wait_s)
     publisher = updates.publisher(None)
     await updates.run(publisher, BOUNDED, 1)
     first = await engine.call("bits", timeout_s=scale.wait_s)
-    found: dict[str, Any] = {"full": await updates.run(publisher, BOUNDED, scale.repeat * 2 - 1)}
+    found: dict[str, Any] = {"loaded": await updates.run(publisher, BOUNDED, scale.repeat * 2 - 1)}
+    scale.begin(f"{way.title}: full updates, written")
+    await engine.call("forget_loads", True, timeout_s=scale.wait_s)
+    await updates.run(publisher, BOUNDED, UNWRITTEN)
+    found["written"] = await updates.run(publisher, BOUNDED, scale.repeat * 2 - 1)
+    written = await engine.call("bits", timeout_s=scale.wait_s)
     scale.begin(f"{way.title}: sparse updates")
     publisher = updates.publisher(DENSE_ABOVE)
     await updates.run(publisher, BOUNDED, DeviceDeltaEncoder.whole_first)
@@ -135,11 +153,12 @@ async def _updated(updates: _Updates, engine: InProcessWorker, scale: Scale, way
         await updates.run(publisher, changed, 1)
         found[changed_part(changed)] = await updates.run(publisher, changed, scale.repeat * 2 - 1)
     sparse = await engine.call("bits", timeout_s=scale.wait_s)
-    scale.begin(f"{way.title}: full update, and its bits")
+    scale.begin(f"{way.title}: full update by vLLM's loaders, and its bits")
+    await engine.call("forget_loads", False, timeout_s=scale.wait_s)
     await updates.run(updates.publisher(None), 0.0, 1)
     full = await engine.call("bits", timeout_s=scale.wait_s)
     different = [name for name in full if sparse.get(name) != full[name]]
-    moved = [name for name in sparse if first[name] != sparse[name]]
+    moved = [name for name in sparse if first[name] != sparse[name] and written[name] != sparse[name]]
     return found | {"differing": float(len(different)), "moved": float(len(moved))}
 
 

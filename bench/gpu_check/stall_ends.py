@@ -38,12 +38,12 @@ class WeightHolder(SendingRank):
         return [(name, self._dtype, tuple(tensor.shape)) for name, tensor in self._tensors.items()]
 
     def change(self, part: float) -> None:
-        """Flip the lowest bit of every ``1 / part``-th number of each tensor; with 0 of none."""
+        """Go to the next larger number at every ``1 / part``-th place of each tensor; with 0 at none."""
         if not part:
             return
         for tensor in self._tensors.values():
             numbers = tensor.view(INTEGERS[tensor.element_size()]).view(-1)
-            numbers[:: round(1 / part)] ^= 1
+            numbers[:: round(1 / part)] += 1
 
     def pack_buckets(self, buckets: Mapping[int, Bucket], out: Any = None, on_packed: Any = None) -> Any:
         """Of ``transport.WeightSource``."""
@@ -73,6 +73,13 @@ class ServedEngine:
     def __getattr__(self, name: str) -> Any:
         """Calls of a transport go to the engine."""
         return getattr(self.engine, name)
+
+    def forget_loads(self, writes_whole: bool) -> None:
+        """As before its first update; full ones are loaded by vLLM, or written from the third on."""
+        from rljob_runtime.engine.vllm.patched_updates import PatchedUpdates
+
+        assert self.engine.loop is not None
+        self.engine.loop.weights.patched = PatchedUpdates(drops_copies=True, writes_whole=writes_whole)
 
     def bits(self) -> dict[str, int]:
         """Of every parameter and buffer of the model, by name; nothing is generated or loaded meanwhile."""

@@ -1,7 +1,7 @@
-"""``python -m bench.weightsync.engine``: how long a real vLLM engine stops for full and for sparse updates.
+"""``python -m bench.weightsync.engine``: how long a real vLLM engine stops for updates: full ones, loaded or written, and sparse ones.
 
 The engine runs on CPU, once with kernels that read the parameters, as those of GPUs do, and once with the packed weights of vLLM's CPU
-kernels. Buckets come from memory. Writes ``bench/results/weightsync-engine.json`` and ``.md``.
+kernels, where neither kind can be written. Buckets come from memory. Writes ``bench/results/weightsync-engine.json`` and ``.md``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rljob_runtime.engine.protocol import EngineConfig
 from rljob_runtime.engine.vllm.environment import ENVIRONMENT_TO_UNSET, engine_environment
 
 CHANGED = (0.001, 0.01, 0.1, 1.0)
+KINDS = ("loaded", "written", "sparse")
 KERNELS = {"plain": "kernels read the parameters", "packed": "packed copies for CPU kernels"}
 TIMEOUT_S = 600.0
 BUCKET_BYTES = 64 << 20
@@ -79,7 +80,7 @@ def make_model(folder: Path) -> None:
 
 
 def measure(model: Path, plain: bool, repeat: int) -> dict[str, Any]:
-    """Seconds for which the engine stood still, by what changed; whole updates, and sparse ones after two that are not counted."""
+    """Seconds for which the engine stood still, by what changed and kind; two of each kind before the others are not counted."""
     config = EngineConfig(
         model_path=str(model), max_model_len=256, max_num_seqs=8, kv_cache_bytes=64 << 20, threads=1, dtype="bfloat16"
     )  # fmt: skip
@@ -91,6 +92,7 @@ def measure(model: Path, plain: bool, repeat: int) -> dict[str, Any]:
     from safetensors.torch import load_file
 
     from rljob_runtime.engine.vllm.engine import VllmEngine
+    from rljob_runtime.engine.vllm.patched_updates import PatchedUpdates
 
     if plain:
         vllm._custom_ops._supports_onednn = False
@@ -100,7 +102,9 @@ def measure(model: Path, plain: bool, repeat: int) -> dict[str, Any]:
     rows, version = [], 0
     for changed in CHANGED:
         row: dict[str, Any] = {"changed": changed}
-        for kind in ("dense", "sparse"):
+        for kind in KINDS:
+            assert engine.loop is not None
+            engine.loop.weights.patched = PatchedUpdates(drops_copies=True, writes_whole=kind == "written")
             found = updates(engine, tensors, version, changed, kind == "sparse", repeat)
             version += len(found)
             row[kind] = {"stall_s": min(found[2:]), "median_s": statistics.median(found[2:])}
@@ -138,17 +142,19 @@ def updates(engine: Any, tensors: dict[str, Any], version: int, changed: float, 
 
 
 def headline(engines: dict[str, Any]) -> str:
-    """One line: how much shorter sparse updates are, by what changed."""
-    plain = ", ".join(f"{_times_shorter(row):.1f} ({row['changed']:.1%} of the numbers changed)" for row in engines["plain"]["rows"][:3])
-    packed = [_times_shorter(row) for row in engines["packed"]["rows"]]
+    """One line: how much shorter updates are that are written, by what changed."""
+    plain, packed = (engines[kernels]["rows"] for kernels in KERNELS)
+    whole = statistics.median(_times_shorter(row, "written") for row in plain)
+    sparse = ", ".join(f"{_times_shorter(row, 'sparse'):.1f} ({row['changed']:.1%} of the numbers changed)" for row in plain[:3])
+    others = [_times_shorter(row, kind) for row in packed for kind in KINDS[1:]]
     return (
-        f"full updates stop it {plain} times as long as sparse ones, with packed copies of the weights {min(packed):.1f} to "
-        f"{max(packed):.1f} times"
+        f"full updates by vLLM's loaders stop it {whole:.1f} times as long as those that are written, and {sparse} times as long as "
+        f"sparse ones; with packed copies of the weights {min(others):.1f} to {max(others):.1f} times"
     )
 
 
-def _times_shorter(row: dict[str, Any]) -> float:
-    return float(row["dense"]["median_s"] / row["sparse"]["median_s"])
+def _times_shorter(row: dict[str, Any], kind: str) -> float:
+    return float(row["loaded"]["median_s"] / row[kind]["median_s"])
 
 
 def markdown(values: dict[str, Any]) -> str:
@@ -162,18 +168,17 @@ def markdown(values: dict[str, Any]) -> str:
         f"Written by `python -m bench.weightsync.engine` on {where['measured_at']}: {where['processor']}, {where['cores']} cores, load "
         f"{values['load_before']:.1f} before; {versions}. One vLLM engine on CPU, one thread, bfloat16, {size_mib:.0f} MiB. "
         f"Seconds from the first bucket that changes the model to the end of the update, the fastest of {values['repeat']} and their "
-        "median; the changed numbers are evenly spread.",
+        "median, of full updates by vLLM's loaders, of full ones written into the parameters, and of sparse ones; the changed numbers are "
+        "evenly spread.",
         "",
-        "| engine | changed | dense, s | median | sparse, s | median | dense of sparse |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| engine | changed | loaders, s | median | written, s | median | sparse, s | median | loaders / written | loaders / sparse |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for kernels, engine in values["engines"].items():
         for row in engine["rows"]:
-            dense, sparse = row["dense"], row["sparse"]
-            lines.append(
-                f"| {KERNELS[kernels]} | {row['changed']:.1%} | {dense['stall_s']:.4f} | {dense['median_s']:.4f} | "
-                f"{sparse['stall_s']:.4f} | {sparse['median_s']:.4f} | {_times_shorter(row):.1f} |"
-            )
+            times = " | ".join(f"{row[kind]['stall_s']:.4f} | {row[kind]['median_s']:.4f}" for kind in KINDS)
+            ratios = " | ".join(f"{_times_shorter(row, kind):.1f}" for kind in KINDS[1:])
+            lines.append(f"| {KERNELS[kernels]} | {row['changed']:.1%} | {times} | {ratios} |")
     return "\n".join([*lines, ""])
 
 

@@ -110,3 +110,67 @@ def test_a_wrong_record_is_found_by_the_second_update_and_leaves_the_right_bits(
     push_whole(engine, now)
     assert multiplied_bits(engine) == loaded != after
     assert sparse.copied_bytes() == 0 or updates is SparseUpdates  # another end of a transport: workers freed them
+
+
+@pytest.mark.parametrize("lent", [False, True])
+def test_whole_updates_are_written_once_a_load_has_left_the_same_bits(
+    lent: bool, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rljob_runtime.engine.vllm.weight_receiver import BucketReceiver
+
+    forget_loads(engine, writes_whole=True)
+    loaded = [weights(new_model(tied=True, seed=seed)) for seed in (1, 2)]
+    for tensors in loaded:
+        push_whole(engine, tensors, lent=lent)
+    before = multiplied_bits(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(BucketReceiver, "start_weight_update", None)
+        push_whole(engine, weights(new_model(tied=True, seed=3)), lent=lent)
+        written = multiplied_bits(engine)
+        push_whole(engine, loaded[1], lent=lent)
+        assert multiplied_bits(engine) == before != written
+    forget_loads(engine)
+    push_whole(engine, weights(new_model(tied=True, seed=3)))
+    assert multiplied_bits(engine) == written
+    assert engine.stats()["reloaded_fraction"] == 0
+
+
+def test_whole_updates_are_loaded_where_writing_them_would_leave_other_bits(engine: VllmEngine, caplog: pytest.LogCaptureFixture) -> None:
+    forget_loads(engine, writes_whole=True)
+    tensors = [weights(new_model(tied=True, seed=seed)) for seed in (1, 2, 3)]
+    for one in tensors:
+        one[NORMS[1]].view(-1)[::3] *= -1.0
+    push_whole(engine, tensors[0])
+    assert engine.loop is not None
+    engine.loop.core.collective_rpc(exchange)
+    with caplog.at_level(logging.ERROR, "rljob_runtime"):
+        push_whole(engine, tensors[1])
+    assert "left other bits than a load of the weights does in" in caplog.text
+    push_whole(engine, tensors[2])
+    found = multiplied_bits(engine)
+    forget_loads(engine)
+    push_whole(engine, tensors[2])
+    assert multiplied_bits(engine) == found
+
+
+def test_a_load_that_cannot_be_watched_comes_again_and_is_not(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from rljob_runtime.engine.vllm.load_record import LoadRecorder
+
+    def trial(self: LoadRecorder, *given: Any) -> Any:
+        raise RuntimeError("an operator that no mode may see")
+
+    forget_loads(engine, writes_whole=True)
+    tensors = weights(new_model(tied=True, seed=1))
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR, "rljob_runtime"):
+        patch.setattr(LoadRecorder, "trial", trial)
+        with pytest.raises(WholeNeededError, match="an operator that no mode may see"):
+            push_whole(engine, tensors)
+        for _ in range(3):
+            push_whole(engine, tensors)
+    assert "from now on all updates are loaded" in caplog.text
+    found = multiplied_bits(engine)
+    forget_loads(engine)
+    push_whole(engine, tensors)
+    assert multiplied_bits(engine) == found

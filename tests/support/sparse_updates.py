@@ -16,7 +16,7 @@ from rljob_runtime.weightsync.copies import COPIES
 from rljob_runtime.weightsync.delta import BaseDeltaEncoder, DeltaEncoder, Images
 from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
 from rljob_runtime.weightsync.holdings import Holdings
-from rljob_runtime.weightsync.packing import ByteArray, pack
+from rljob_runtime.weightsync.packing import ByteArray, as_byte_tensor, pack
 from rljob_runtime.weightsync.parcel import Parcel, Remote, fingerprint, sealed
 from rljob_runtime.weightsync.transport import Shapes
 from rljob_runtime.weightsync.transports.object_store import PackedReceiver
@@ -41,7 +41,7 @@ class WatchedReceiver(PackedReceiver):
 class Updates(ABC):
     """Updates of which only the numbers that changed travel; the first ones are whole."""
 
-    def __init__(self, engine: Engine, encoder: BaseDeltaEncoder[Any]) -> None:
+    def __init__(self, engine: Engine, encoder: BaseDeltaEncoder[Any, Any]) -> None:
         self._engine = engine
         self._encoder = encoder
 
@@ -106,13 +106,13 @@ class Lent(Remote):
 
 
 class FetchingReceiver:
-    """The end of an engine whose processes fetch buckets by themselves."""
+    """The end of an engine whose processes fetch buckets by themselves; with an owner of copies, buckets may be sparse."""
 
     tests = ()
 
-    def __init__(self, *, owner: str) -> None:
+    def __init__(self, *, owner: str | None = None) -> None:
         self.holdings = Holdings(copies=owner)
-        self._images = Images(owner)
+        self._images = None if owner is None else Images(owner)
 
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
         """As an engine's end does."""
@@ -131,20 +131,31 @@ class FetchedUpdates(Updates):
         engine.prepare_receiver(f"{__name__}:{FetchingReceiver.__name__}", {"owner": self._owner})
 
     def send(self, index: int, version: int, data: Any, base: int | None) -> None:
-        sent = Lent(data=data.clone())
-        parcel = Parcel(version=version, checksum=fingerprint(data), payload=sent, base=base)
-        self._engine.load_bucket(index, cast(ByteArray, parcel))
-        sent.data.fill_(0xFF)
+        send_lent(self._engine, index, version, data, base)
 
     def copied_bytes(self) -> int:
         return COPIES.size_bytes(self._owner)
 
 
-def push_whole(engine: Engine, tensors: Mapping[str, torch.Tensor]) -> None:
-    """A whole update under the next version."""
-    engine.prepare_receiver(PACKED_RECEIVER, {})
+def push_whole(engine: Engine, tensors: Mapping[str, torch.Tensor], *, lent: bool = False) -> None:
+    """A whole update under the next version; ``lent``: its buckets stay in the sender's memory, as with IPC."""
+    if lent:
+        engine.prepare_receiver(f"{__name__}:{FetchingReceiver.__name__}", {})
+    else:
+        engine.prepare_receiver(PACKED_RECEIVER, {})
     manifest, version = manifest_of(dict(tensors), BUCKET_BYTES), engine.version() + 1
     engine.begin_update(manifest, version)
     for bucket in manifest.buckets:
-        engine.load_bucket(bucket.index, packed(bucket, dict(tensors)))
+        data = packed(bucket, dict(tensors))
+        if lent:
+            send_lent(engine, bucket.index, version, as_byte_tensor(data), None)
+        else:
+            engine.load_bucket(bucket.index, data)
     assert engine.finish_update(TIMEOUT_S) == version
+
+
+def send_lent(engine: Engine, index: int, version: int, data: torch.Tensor, base: int | None) -> None:
+    """A bucket, or what changed of it, in memory that gets other bytes once it is loaded."""
+    sent = Lent(data=data.clone())
+    engine.load_bucket(index, cast(ByteArray, Parcel(version=version, checksum=fingerprint(data), payload=sent, base=base)))
+    sent.data.fill_(0xFF)

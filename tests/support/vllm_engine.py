@@ -25,9 +25,9 @@ def running(config: EngineConfig) -> Iterator[VllmEngine]:
         engine.shutdown()
 
 
-def forget_loads(engine: VllmEngine) -> None:
-    """As before its first update: how weights are loaded is to be recorded, and nothing is written."""
+def forget_loads(engine: VllmEngine, *, writes_whole: bool = False) -> None:
+    """As before its first update: how weights are loaded is to be recorded; ``writes_whole`` as in jobs, else whole updates are loaded."""
     from rljob_runtime.engine.vllm.patched_updates import PatchedUpdates
 
     assert engine.loop is not None
-    engine.loop.weights.patched = PatchedUpdates(drops_copies=True)
+    engine.loop.weights.patched = PatchedUpdates(drops_copies=True, writes_whole=writes_whole)

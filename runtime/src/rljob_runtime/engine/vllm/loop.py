@@ -33,6 +33,7 @@ from rljob_runtime.engine.tokenizer import load_tokenizer
 from rljob_runtime.engine.vllm import weight_receiver
 from rljob_runtime.engine.vllm.engine_args import engine_args
 from rljob_runtime.engine.vllm.memory import CpuMemory, CudaMemory, EngineMemory, Moved
+from rljob_runtime.engine.vllm.patched_updates import PatchedUpdates
 from rljob_runtime.engine.vllm.response import Response
 from rljob_runtime.engine.vllm.routes import routes_of
 from rljob_runtime.engine.vllm.sampling import sampling_params
@@ -87,8 +88,8 @@ class VllmLoop:
         self.weights = WeightUpdates(
             self.core,
             self.process_ended,
+            PatchedUpdates(drops_copies=config.release != "discard", writes_whole=_are_plain(config, self._engine)),
             None if config.adapters is None else install_received,
-            drops_copies=config.release != "discard",
         )
         self.residence = EngineResidence(config.release != "never")
         self._discards = config.release != "copy"
@@ -472,6 +473,11 @@ def receive_hidden_states(worker: Any) -> None:
         runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
             batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
         )
+
+
+def _are_plain(config: EngineConfig, engine: LLMEngine) -> bool:
+    """Whether numbers may go into parameters as they come: not adapters, and not what vLLM quantizes."""
+    return config.adapters is None and engine.vllm_config.quant_config is None
 
 
 def _permit_amx() -> None:

@@ -12,6 +12,9 @@ whose tensors are all exact are dropped.
 Where each worker fetches buckets by itself (``weightsync.copies``), the second update is whole, too: it is loaded, and compared with what
 would have been written. So workers keep copies only of buckets that have tensors to be loaded. Which of these changed is not known here:
 all in a bucket of which something changed are loaded.
+
+Where all updates are whole, no copy is kept. From the third on they are written, if all tensors are exact: a plain copy of each tensor
+takes a quarter of the time of vLLM's loaders, which make a new layer, fill it, and copy it into the old one.
 """
 
 from __future__ import annotations
@@ -40,9 +43,17 @@ Call = Callable[[str | Callable[..., None], tuple[object, ...]], None]
 class PatchedUpdates:
     """Writes updates into the parameters as far as they are known. Not thread-safe."""
 
-    def __init__(self, *, drops_copies: bool) -> None:
-        """``drops_copies``: the parameters stay in memory, so that a copy of what they have is needed no more."""
+    def __init__(self, *, drops_copies: bool, writes_whole: bool = False) -> None:
+        """How to treat updates.
+
+        Args:
+            drops_copies: the parameters stay in memory, so that a copy of what they have is needed no more.
+            writes_whole: updates are written also where none may be sparse.
+        """
         self._drops_copies = drops_copies
+        self._writes_whole = writes_whole
+        self._is_sparse = False
+        """Whether the last update might have been."""
         self._plan: LoadPlan | None = None
         self._proven = False
         self._versions: dict[int, int] = {}
@@ -57,34 +68,42 @@ class PatchedUpdates:
     @property
     def reloaded_fraction(self) -> float:
         """Share of the tensors of which a changed one is loaded, because its load is no plain copy or was not recorded."""
-        return 0.0 if self._plan is None else self._plan.reloaded_fraction
+        return 0.0 if self._plan is None or not self._is_sparse else self._plan.reloaded_fraction
 
     def records(self, incoming: IncomingUpdate) -> bool:
-        """Whether an update is to be recorded: the first one whose successors may be sparse."""
-        return self._plan is None and _images(incoming) is not None
+        """Whether an update is to be recorded: the first one, if its successors may be written."""
+        self._is_sparse = _images(incoming) is not None
+        return self._plan is None and (self._is_sparse or self._writes_whole)
 
     def writes(self, incoming: IncomingUpdate) -> bool:
         """Whether an update is written instead of loaded."""
         images = _images(incoming)
-        return images is not None and (self._proven or not images.in_processes) and self._knows(incoming)
+        return (self._proven or (images is not None and not images.in_processes)) and self._knows(incoming)
 
     def proves(self, incoming: IncomingUpdate) -> bool:
         """Whether an update, which is loaded, is to be compared with what would be written."""
         images = _images(incoming)
-        return images is not None and images.in_processes and not self._proven and self._knows(incoming)
+        return not self._proven and (images is None or images.in_processes) and self._knows(incoming)
 
     def _knows(self, incoming: IncomingUpdate) -> bool:
-        """Whether it was seen of all tensors of an update how they are loaded."""
+        """Whether it was seen of all tensors of an update how they are loaded; and, where no copies are kept, that none has to be."""
         plan = self._plan
         if plan is None or plan.refused is not None:
+            return False
+        if _images(incoming) is None and (plan.reloaded or not self._writes_whole):
             return False
         return all(slot.name in plan.layers for bucket in incoming.manifest.buckets for slot in bucket.slots)
 
     def recorded(self, plans: Sequence[LoadPlan | None]) -> None:
         """Take what the workers saw of a recorded update."""
         self._plan = joined(plans)
-        if (limits := self._plan.limits) is not None:
+        if self._is_sparse and (limits := self._plan.limits) is not None:
             logger.warning("%s", limits)
+
+    def refuse(self, reason: str) -> None:
+        """A load that was watched failed: from now on all updates are loaded, and none is watched."""
+        logger.error("a load of weights that was watched failed, and from now on all updates are loaded: %s", reason)
+        self._plan = LoadPlan(places={}, layers={}, reloaded=frozenset(), refused="a load that was watched failed")
 
     def loaded(self, index: int, version: int) -> None:
         """A bucket was loaded as a whole."""

@@ -39,17 +39,17 @@ class WeightUpdates:
     """Brings one update after the other into the model. Not thread-safe."""
 
     def __init__(
-        self, core: Any, process_ended: Callable[[], bool], then: Callable[[Any], None] | None = None, *, drops_copies: bool = False
+        self, core: Any, process_ended: Callable[[], bool], patched: PatchedUpdates, then: Callable[[Any], None] | None = None
     ) -> None:
         """Wire the parts.
 
         Args:
             core: vLLM's engine core.
             process_ended: whether a process that computes a shard of the model has ended.
+            patched: what writes updates into the parameters.
             then: what every worker does at the end of an update.
-            drops_copies: see :class:`~rljob_runtime.engine.vllm.patched_updates.PatchedUpdates`.
         """
-        self.patched = PatchedUpdates(drops_copies=drops_copies)
+        self.patched = patched
         self._writes = False
         """Whether the open update is written into the parameters, not loaded."""
         self._records = False
@@ -176,7 +176,16 @@ class WeightUpdates:
         text = "; ".join(said)
         if is_over or self._process_ended() or any(map(_is_fatal, said)):
             return RuntimeFault(f"update to version {version}: {name} failed: {text}")
-        kind = CorruptedWeightsError if CHANGED in text else WholeNeededError if SEND_WHOLE in text else WeightSyncError
+        if CHANGED in text:
+            kind: type[WeightSyncError] = CorruptedWeightsError
+        elif SEND_WHOLE in text:
+            kind = WholeNeededError
+        elif (self._records or self._proves) and OF_TRANSPORT not in text:
+            # It may be the watching that failed, and not the load: it is left out when the update comes again.
+            self.patched.refuse(text)
+            kind = WholeNeededError
+        else:
+            kind = WeightSyncError
         return kind(f"update to version {version}: {name} failed in a worker of vLLM: {text}; send a full update")
 
 
