@@ -12,11 +12,13 @@ import torch
 
 from rljob_runtime.engine.vllm.engine import VllmEngine
 from rljob_runtime.errors import WholeNeededError
+from rljob_runtime.offload.states import StateKind
 from tests.support.engine_bits import multiplied_bits
-from tests.support.engine_contract import config_for, new_model, save, weights
+from tests.support.engine_contract import TIMEOUT_S, config_for, new_model, save, weights
 from tests.support.sparse_updates import FetchedUpdates, SparseUpdates, push_whole
 from tests.support.vllm_engine import forget_loads, running
 
+BOTH = {StateKind.PARAMS, StateKind.KV_CACHE}
 NORMS = "model.layers.0.input_layernorm.weight", "model.norm.weight"
 
 
@@ -26,7 +28,8 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vllm._custom_ops._supports_onednn", False)
         patch.setattr("vllm.model_executor.layers.utils.check_cpu_sgl_kernel", lambda *shape: False)
-        with running(config_for(save(new_model(tied=True, seed=0), tmp_path_factory.mktemp("model")))) as engine:
+        config = config_for(save(new_model(tied=True, seed=0), tmp_path_factory.mktemp("model")))
+        with running(replace(config, release="discard")) as engine:
             yield engine
 
 
@@ -47,6 +50,12 @@ def exchange(worker: Any) -> None:
     receiver, (one, other) = worker.weight_transfer_engine, NORMS
     places = receiver.plan.places
     receiver.plan = replace(receiver.plan, places={**places, one: places[other], other: places[one]})
+
+
+def overwrite(worker: Any) -> None:
+    """Leave nothing of what a worker's parameters had."""
+    for parameter in worker.weight_transfer_engine.model.parameters():
+        parameter.data.fill_(7.0)
 
 
 @pytest.mark.parametrize("updates", [SparseUpdates, FetchedUpdates])
@@ -133,6 +142,37 @@ def test_whole_updates_are_written_once_a_load_has_left_the_same_bits(
     push_whole(engine, weights(new_model(tied=True, seed=3)))
     assert multiplied_bits(engine) == written
     assert engine.stats()["reloaded_fraction"] == 0
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_parameters_that_were_discarded_are_written_whole(sparse: bool, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rljob_runtime.engine.vllm.weight_receiver import BucketReceiver
+
+    forget_loads(engine, drops_copies=False, writes_whole=True)
+    updates, version, now = SparseUpdates(engine) if sparse else None, engine.version(), start()
+    for step in (1, 2, 3):
+        now[NORMS[0]].view(-1)[::3] *= -1.0
+        if updates is not None:
+            updates.push(now, version + step)
+        else:
+            push_whole(engine, now)
+    before = multiplied_bits(engine)
+    engine.offload(BOTH, TIMEOUT_S)
+    engine.load(BOTH, TIMEOUT_S)
+    assert engine.loop is not None
+    engine.loop.core.collective_rpc(overwrite)  # memory that was freed may come back with what was in it
+    assert multiplied_bits(engine) != before
+    now[NORMS[1]].view(-1)[::3] *= -1.0
+    with monkeypatch.context() as patch:
+        patch.setattr(BucketReceiver, "start_weight_update", None)
+        if updates is not None:
+            assert any(updates.push(now, version + 4))
+        else:
+            push_whole(engine, now)
+    written = multiplied_bits(engine)
+    forget_loads(engine)
+    push_whole(engine, now)
+    assert multiplied_bits(engine) == written
 
 
 def test_whole_updates_are_loaded_where_writing_them_would_leave_other_bits(engine: VllmEngine, caplog: pytest.LogCaptureFixture) -> None:

@@ -25,9 +25,9 @@ def running(config: EngineConfig) -> Iterator[VllmEngine]:
         engine.shutdown()
 
 
-def forget_loads(engine: VllmEngine, *, writes_whole: bool = False) -> None:
+def forget_loads(engine: VllmEngine, *, drops_copies: bool = True, writes_whole: bool = False) -> None:
     """As before its first update: how weights are loaded is to be recorded; ``writes_whole`` as in jobs, else whole updates are loaded."""
     from rljob_runtime.engine.vllm.patched_updates import PatchedUpdates
 
     assert engine.loop is not None
-    engine.loop.weights.patched = PatchedUpdates(drops_copies=True, writes_whole=writes_whole)
+    engine.loop.weights.patched = PatchedUpdates(drops_copies=drops_copies, writes_whole=writes_whole)

@@ -49,6 +49,10 @@ class LoadPlan:
     """Why all tensors have to be loaded; None: the rest holds."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Why tensors are not exact, by name of the layer."""
+    constants: tuple[tuple[Path, Region, float], ...] = ()
+    """What loaders fill with one number, as the end of a padded vocabulary."""
+    is_complete: bool = False
+    """Whether exact tensors and constants fill all parameters, so that nothing of what these had before is needed."""
 
     @property
     def reloaded_fraction(self) -> float:
@@ -77,7 +81,8 @@ def joined(plans: Sequence[LoadPlan | None]) -> LoadPlan:
         layers |= {name: own | layers.get(name, frozenset()) for name, own in plan.layers.items()}
     reloaded = closed({name for plan in found for name in plan.reloaded}, layers)
     reasons = {layer: why for plan in found for layer, why in plan.reasons.items()}
-    return LoadPlan(places={}, layers=layers, reloaded=reloaded, refused=refused, reasons=reasons)
+    complete = refused is None and all(plan.is_complete for plan in found)
+    return LoadPlan(places={}, layers=layers, reloaded=reloaded, refused=refused, reasons=reasons, is_complete=complete)
 
 
 def closed(names: Collection[str], layers: Mapping[str, frozenset[str]]) -> frozenset[str]:
@@ -105,6 +110,10 @@ class _Copied:
 def storage_of(tensor: torch.Tensor) -> int:
     """What tells a tensor's memory from others', also on the meta device, as long as it is there."""
     return tensor.untyped_storage()._cdata
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:
+    return storage_of(tensor), int(tensor.storage_offset())
 
 
 def _tensors(*values: object) -> list[torch.Tensor]:
@@ -167,7 +176,7 @@ class _LoaderTrace(TorchDispatchMode):
         self._target, self._source = target, source
         self._storage = storage_of(target)
         self.copied: list[_Copied] = []
-        self.constant: list[Region] = []
+        self.constant: list[tuple[Region, float]] = []
         self.fault: str | None = None
         """Why it is no plain copy."""
 
@@ -188,7 +197,7 @@ class _LoaderTrace(TorchDispatchMode):
             if region is None:
                 self.fault = f"{func} of overlapping numbers"
             else:
-                self.constant.append(region)
+                self.constant.append((region, float(args[1]) if len(args) > 1 else 0.0))
         elif written or any(storage_of(tensor) in (self._storage, self._source.storage) for tensor in _tensors(args, kwargs)):
             self.fault = f"its loader computes {func}"
 
@@ -285,7 +294,7 @@ class LoadRecorder:
         self._watch = _ReadWatch(live)
         self._source: _Source | None = None
         self._copied: dict[Path, list[_Copied]] = defaultdict(list)
-        self._constant: dict[Path, list[Region]] = defaultdict(list)
+        self._constant: dict[Path, list[tuple[Region, float]]] = defaultdict(list)
         self._layers: dict[str, set[str]] = defaultdict(set)
         """By checkpoint tensor, the layers whose loaders saw it."""
         self._faults: dict[str, str] = {}
@@ -359,7 +368,27 @@ class LoadRecorder:
                 if copied.name in places:
                     places[copied.name].append((path, copied.region))
         exact = {name: tuple(found) for name, found in places.items()}
-        return LoadPlan(places=exact, layers=groups, reloaded=reloaded, reasons=dict(self._faults))
+        constants = tuple((path, region, value) for path, found in self._constant.items() for region, value in found)
+        return LoadPlan(
+            places=exact,
+            layers=groups,
+            reloaded=reloaded,
+            reasons=dict(self._faults),
+            constants=constants,
+            is_complete=not reloaded and self._is_complete(layers, constants),
+        )
+
+    def _is_complete(self, layers: Mapping[str, torch.nn.Module], constants: Sequence[tuple[Path, Region, float]]) -> bool:
+        """Whether every parameter is filled; what several layers share is filled by one of them."""
+        filled: dict[tuple[int, int], int] = defaultdict(int)
+        for (layer, name), copies in self._copied.items():
+            filled[_memory_of(getattr(layers[layer], name))] += sum(copied.region.numel for copied in copies)
+        for (layer, name), region, value in constants:
+            live = getattr(layers[layer], name).detach()
+            if not bool((region.in_target(live) == value).all()):
+                return False
+            filled[_memory_of(live)] += region.numel
+        return all(filled[_memory_of(live)] >= live.numel() for live in self._model.parameters())
 
     def _shared(self, layers: Mapping[str, torch.nn.Module]) -> dict[str, set[str]]:
         """Layers that share a parameter, by each of their names."""
@@ -383,12 +412,12 @@ class LoadRecorder:
             return "other memory follows from it"
         copies, constant = self._copied[path], self._constant[path]
         covered = torch.zeros(live.untyped_storage().nbytes() // live.element_size(), dtype=torch.bool, device=live.device)
-        for region in (*(copied.region for copied in copies), *constant):
+        for region in (*(copied.region for copied in copies), *(region for region, _ in constant)):
             if region.target_offset < 0 or region.in_target(_at(covered, live)).any():
                 return "loaders write the same numbers twice"
             region.in_target(_at(covered, live)).fill_(True)
         declared = getattr(meta, "weight_loader_numel", meta.numel())
-        if sum(c.region.numel for c in copies) + sum(r.numel for r in constant) < declared:
+        if sum(c.region.numel for c in copies) + sum(region.numel for region, _ in constant) < declared:
             return "parts of it are not loaded"
         if any(fingerprint_of(copied.region.in_target(live.detach())) != copied.proof for copied in copies):
             return "its numbers are not the checkpoint's"

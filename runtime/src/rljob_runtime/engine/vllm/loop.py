@@ -27,7 +27,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from rljob_runtime.engine.protocol import EngineConfig, EngineResidenceError, OnOffload
-from rljob_runtime.engine.residence import DISCARDED, EngineResidence, check_running, names
+from rljob_runtime.engine.residence import EngineResidence, check_running, names
 from rljob_runtime.engine.stop_strings import StopFinder, decoder, reach
 from rljob_runtime.engine.tokenizer import load_tokenizer
 from rljob_runtime.engine.vllm import weight_receiver
@@ -344,7 +344,7 @@ class VllmLoop:
             self._finish_batches(deadline)
             self.core.reset_prefix_cache(reset_running_requests=True)
         if StateKind.PARAMS in wanted and self._discards:
-            self.weights.undefined = self.weights.undefined or DISCARDED
+            self.weights.discard()
         return self._switch("offload", wanted, deadline)
 
     def load(self, kinds: Collection[StateKind], deadline: float) -> SwitchReport:

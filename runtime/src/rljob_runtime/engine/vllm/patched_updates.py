@@ -13,6 +13,9 @@ Where each worker fetches buckets by itself (``weightsync.copies``), the second 
 would have been written. So workers keep copies only of buckets that have tensors to be loaded. Which of these changed is not known here:
 all in a bucket of which something changed are loaded.
 
+Parameters whose numbers were discarded while the engine was away are written, too, if exact tensors fill all of them: whole buckets, from
+the copy where only changes came.
+
 Where all updates are whole, no copy is kept. From the third on they are written, if all tensors are exact: a plain copy of each tensor
 takes a quarter of the time of vLLM's loaders, which make a new layer, fill it, and copy it into the old one.
 """
@@ -79,6 +82,11 @@ class PatchedUpdates:
         """Whether an update is written instead of loaded."""
         images = _images(incoming)
         return (self._proven or (images is not None and not images.in_processes)) and self._knows(incoming)
+
+    @property
+    def fills_all(self) -> bool:
+        """Whether an update that is written needs nothing of what was in the parameters."""
+        return self._plan is not None and self._plan.is_complete
 
     def proves(self, incoming: IncomingUpdate) -> bool:
         """Whether an update, which is loaded, is to be compared with what would be written."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from rljob_runtime.engine.residence import DISCARDED
 from rljob_runtime.engine.vllm.patched_updates import Call, PatchedUpdates
 from rljob_runtime.engine.vllm.weight_receiver import (
     attempted,
@@ -22,6 +23,7 @@ from rljob_runtime.engine.vllm.weight_receiver import (
     start_proven,
     start_recorded,
     start_update,
+    write_constants,
 )
 from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, RuntimeFault, WeightSyncError, WholeNeededError
 from rljob_runtime.weightsync.holdings import Holdings
@@ -74,6 +76,16 @@ class WeightUpdates:
         """Whether an update, or this one, has begun to change the model."""
         return self._open is not None and (incoming is None or self._open is incoming)
 
+    @property
+    def _may_write(self) -> bool:
+        """An update that broke off may have left vLLM's layers without parameters; those that were discarded are there."""
+        return self.undefined is None or (self.undefined == DISCARDED and self.patched.fills_all)
+
+    def discard(self) -> None:
+        """The parameters have lost their numbers, and keep their places."""
+        self.undefined = self.undefined or DISCARDED
+        self.patched.broke_off()
+
     def test(self, tests: Sequence[Remote], deadline: float) -> None:
         """Have every worker fetch what is not loaded; errors are those of :meth:`load`."""
         self._rpc(fetch_tests, (tuple(tests),), TEST_VERSION, deadline)
@@ -97,10 +109,12 @@ class WeightUpdates:
                 if self._open is not None and not self._writes:  # nobody sends the rest; vLLM begins none before it has ended this one
                     self._rpc("finish_weight_update", (), self._open.version, deadline)
                 self._open, self._opened_s, self._loaded = incoming, time.perf_counter(), 0
-                self._writes = self.undefined is None and self.patched.writes(incoming)
+                self._writes = self._may_write and self.patched.writes(incoming)
                 self._records = not self._writes and self.patched.records(incoming)
                 self._proves = not self._writes and self.patched.proves(incoming)
-                self.undefined = f"the update to version {incoming.version} broke off"
+                was_discarded, self.undefined = self.undefined == DISCARDED, f"the update to version {incoming.version} broke off"
+                if self._writes and was_discarded:
+                    self._rpc(write_constants, (), incoming.version, deadline)
                 if not self._writes:
                     self.patched.broke_off()
                     start = start_recorded if self._records else start_proven if self._proves else start_update

@@ -319,6 +319,12 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         found: torch.Tensor = getattr(self._layers[layer], name)
         return found.detach()
 
+    def write_constants(self) -> None:
+        """Write what loaders fill with one number."""
+        assert self.plan is not None
+        for path, region, value in self.plan.constants:
+            region.in_target(self._parameter(path)).fill_(value)
+
     def exact_bits(self) -> dict[str, list[int]]:
         """Fingerprints of all that exact tensors have in the parameters, by tensor."""
         assert self.plan is not None
@@ -375,13 +381,18 @@ def start_partial(worker: Any, names: frozenset[str]) -> None:
 def plan_of(worker: Any) -> LoadPlan | None:
     """What the recorded update showed, without the places in this worker."""
     plan: LoadPlan | None = worker.weight_transfer_engine.plan
-    return None if plan is None else replace(plan, places={})
+    return None if plan is None else replace(plan, places={}, constants=())
 
 
 def write_bucket(worker: Any, bucket: Bucket, payload: Payload, is_whole: bool) -> None:
     """Write a bucket's exact tensors into the parameters, all of them or what changed; a worker that fetches it may keep a copy."""
     engine = worker.weight_transfer_engine
     (engine.write_whole if is_whole else engine.write_changes)(bucket, payload)
+
+
+def write_constants(worker: Any) -> None:
+    """Write what is in parameters, and in no bucket."""
+    worker.weight_transfer_engine.write_constants()
 
 
 def remember_bits(worker: Any) -> None:
