@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -70,7 +71,7 @@ def messages(
         RuntimeError: one of them ended before all messages had come.
         TimeoutError: one did not come within ``timeout_s``.
     """
-    processes = [ctx.Process(target=target, args=arguments, daemon=False) for target, arguments in jobs]
+    processes = [ctx.Process(target=_guarded, args=(target, *arguments), daemon=False) for target, arguments in jobs]
     try:
         for process in processes:
             process.start()
@@ -98,7 +99,7 @@ def served(ctx: Any, target: Callable[..., None], arguments: Sequence[tuple[Any,
         This process's ends of the pipes.
     """
     pipes = [ctx.Pipe() for _ in arguments]
-    processes = [ctx.Process(target=target, args=(*own, theirs), daemon=False) for own, (_, theirs) in zip(arguments, pipes, strict=True)]
+    processes = [ctx.Process(target=_guarded, args=(target, *own, theirs)) for own, (_, theirs) in zip(arguments, pipes, strict=True)]
     try:
         for process, (_, theirs) in zip(processes, pipes, strict=True):
             process.start()
@@ -113,6 +114,12 @@ def served(ctx: Any, target: Callable[..., None], arguments: Sequence[tuple[Any,
             if process.is_alive():
                 process.kill()
                 process.join(END_S)
+
+
+def _guarded(target: Callable[..., None], *arguments: Any) -> None:
+    """In a child: say where it was if a library ends it by a signal."""
+    faulthandler.enable()
+    target(*arguments)
 
 
 def _next(processes: Sequence[Any], results: Any, timeout_s: float, what: str, begin: Callable[[str], None]) -> Any:
