@@ -194,7 +194,8 @@ class ChangeWriter:
 
         Args:
             bucket: its layout.
-            regions: each with the name of its tensor, which is one of the bucket's, in the order in which parameters will be given.
+            regions: each with the name of its tensor, in the order in which parameters will be given; those of tensors that are not in the
+                bucket are left out.
         """
         self._bucket = bucket
         self._size = number_bytes(bucket)

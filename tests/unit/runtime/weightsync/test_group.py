@@ -146,15 +146,21 @@ def test_what_gives_its_room_back_is_sent_once_a_receiver_announces_the_first_of
     assert calls == [("send", 0), ("await", 1), ("send", 1), ("await", 1), ("send", 2), ("send", 3)]
 
 
-def test_the_sender_waits_for_the_announcement_of_a_receiver_until_the_deadline(meeting: Meeting, store: Any) -> None:
+def test_the_sender_waits_for_the_announcement_of_a_receiver_until_the_deadline(
+    meeting: Meeting, store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair = replace(meeting, num_members=2)
     with ThreadPoolExecutor() as pool:
         coming = pool.submit(Member, pair, 1, CPU)
-        sender, receiver = Member(replace(pair, timeout_s=0.5), 0, CPU), coming.result(HANG_S)
+        sender, receiver = Member(pair, 0, CPU), coming.result(HANG_S)
     receiver.announce(3)
     sender.await_announced(3)
-    with pytest.raises(DeadlineError, match=r"member 0 of 2 .*: no engine was there to take broadcast 4 in time"):
-        sender.await_announced(4)
+    clock = Clock()
+    with monkeypatch.context() as patch:
+        patch.setattr(group, "time", clock)
+        with pytest.raises(DeadlineError, match=r"member 0 of 2 .*: no engine was there to take broadcast 4 in time"):
+            sender.await_announced(4)
+    assert HANG_S < clock.now_s <= HANG_S + 2 * Clock.STEP_S
     end_meeting(store, "engine-1 is lost")
     with pytest.raises(WeightSyncError, match="engine-1 is lost"):
         sender.await_announced(4)
