@@ -97,7 +97,7 @@ MEASUREMENTS = (
 PARTS = {
     "gpu_check-engines": "on a GPU: weights through every transport, how long an engine stops, vLLM in fp8 and with speculation",
     "weightsync-adapters": "LoRA adapters alone, compared with merged weights",
-    "weightsync-engine": "how long a real vLLM engine stops for full and for sparse updates",
+    "weightsync-engine": "how long a real vLLM engine stops for full updates, loaded or written, and for sparse ones",
     "weightsync-nodes": "time of a weight sync between two nodes, compared with a bare socket",
     "weightsync-fanout": "time of a weight sync from one node to three: chain, gloo's broadcast, object store",
     "agentic-endpoint": "cost of a call to the OpenAI-compatible endpoint",
