@@ -312,12 +312,14 @@ critic:
 
     @pytest.mark.parametrize("switch", ["runner: {task_type: reasoning_eval}", "eval: true\nactor: {}", "runner: {only_eval: true}"])
     def test_an_evaluation_becomes_one_validation(self, switch: str) -> None:
-        spec = spec_of(f"{switch}\ncluster: {{num_nodes: 1}}\ndata: {{val_data_paths: [a.jsonl]}}\nalgorithm: {{group_size: 4}}")
+        spec = spec_of(f"{switch}\ncluster: {{num_nodes: 1}}\ndata: {{val_data_paths: [a.jsonl, b.parquet]}}\nalgorithm: {{group_size: 4}}")
         assert spec["training"] == {"steps": 0}
         assert {item["role"] for item in spec["components"]} == {"Rollout", "Reward"}
         assert not spec.keys() & {"algorithm", "offload", "checkpoint"}
         assert "train" not in spec["data"]
-        assert [source["jsonl"]["path"] for source in spec["data"]["validation"]] == ["a.jsonl"]
+        lines, columns = spec["data"]["validation"]
+        assert (lines["type"], lines["jsonl"]["path"]) == ("JSONL", "a.jsonl")
+        assert (columns["type"], columns["parquet"]["path"]) == ("Parquet", "b.parquet")
         assert spec["validation"]["samplesPerPrompt"] == 4
 
     def test_an_evaluation_samples_as_the_file_says_and_greedy_answers_need_no_bounds(self) -> None:

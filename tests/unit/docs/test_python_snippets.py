@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import io
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 import yaml
 
-from rljob_runtime.data import JsonlSource
+from rljob_runtime.data import ParquetSource
 from rljob_runtime.data.config import NO_CHAT_TEMPLATE
-from rljob_runtime.data.jsonl import read_rows
+from rljob_runtime.data.parquet import read_rows
 from rljob_runtime.losses.tokens import LossTokens
 from tests.layout.tree import ROOT
 from tests.support.snippets import Snippet, all_snippets
@@ -94,7 +93,7 @@ HERE: dict[tuple[str, str], Callable[[Names], Iterator[bool]]] = {
     ("docs/algorithms.md", "def loss("): algorithm,
 }
 """Page and a text that only this block of it has -> what is tried with the names that it defines."""
-WITH_INPUT = {("docs/time-division.md", "log_memory_usage("), ("docs/migrate/verl.md", "read_parquet(")}
+WITH_INPUT = {("docs/time-division.md", "log_memory_usage(")}
 """Programs that need input; each has a test of its own below."""
 
 
@@ -140,21 +139,15 @@ def test_memory_is_logged_as_the_page_says(caplog: pytest.LogCaptureFixture, tmp
     assert record.getMessage().startswith("after loading: ")
 
 
-def test_verls_data_become_lines_of_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import pandas  # type: ignore[import-untyped]
-
+def test_verls_data_are_read_as_the_page_says(tmp_path: Path) -> None:
     row = {"prompt": [{"role": "user", "content": "6 * 7?"}], "reward_model": {"style": "rule", "ground_truth": "42"}}
-    pandas.DataFrame([row]).to_parquet(tmp_path / "train.parquet")
-    monkeypatch.setattr(sys, "argv", ["to_jsonl.py", str(tmp_path / "train.parquet")])
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        run(block("docs/migrate/verl.md", "read_parquet("), tmp_path)
-    (tmp_path / "train.jsonl").write_text(printed.getvalue())
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "train.parquet")
     (after,) = [one for one in all_snippets("yaml") if one.page == ROOT / "docs/migrate/verl.md" and one.title == "job.yaml"]
     job = yaml.safe_load(after.text)
-    fields = job["spec"]["data"]["train"][0]["jsonl"]
-    read = JsonlSource(
+    fields = job["spec"]["data"]["train"][0]["parquet"]
+    read = ParquetSource(
         name="a",
-        path=tmp_path / "train.jsonl",
+        path=tmp_path / "train.parquet",
         prompt_field=fields["promptField"],
         answer_field=fields["answerField"],
         no_messages=None if job["spec"]["data"]["prompt"]["chatTemplate"] else NO_CHAT_TEMPLATE,

@@ -157,16 +157,18 @@ def environment_class(kind: str) -> str:
     return f"my_environments:{name if name[:1].isalpha() else f'Env{name}'}"
 
 
-def jsonl(name: str, path: str, prompt: str | None, answer: str | None, tag: str | None = None) -> Section:
+def file_source(name: str, path: str, prompt: str | None, answer: str | None, tag: str | None = None) -> Section:
     """A source of prompts."""
     fields = {"path": path, "promptField": prompt, "answerField": answer, "tagField": tag}
+    if path.endswith(".parquet"):
+        return {"name": name, "type": "Parquet", "parquet": compact(fields)}
     return {"name": name, "type": "JSONL", "jsonl": compact(fields)}
 
 
 def sources(files: Iterable[str], fallback: str, prompt: str | None, answer: str | None, tag: str | None = None) -> list[Section]:
     """One source of prompts per file."""
     names = Labels()
-    return [jsonl(names.next(path.rsplit("/", 1)[-1].split(".", 1)[0], fallback), path, prompt, answer, tag) for path in files]
+    return [file_source(names.next(path.rsplit("/", 1)[-1].split(".", 1)[0], fallback), path, prompt, answer, tag) for path in files]
 
 
 def note_alike(source: Source, parts: paths.Parts, files: Sequence[str]) -> None:

@@ -91,6 +91,7 @@ CEL_RULES: dict[str, tuple[tuple[str, str], ...]] = {
         f"spec.data.{field}[]": (
             ("has(self.reasoningGym) == (self.type == 'ReasoningGym')", "give reasoningGym exactly when type is ReasoningGym"),
             ("has(self.jsonl) == (self.type == 'JSONL')", "give jsonl exactly when type is JSONL"),
+            ("has(self.parquet) == (self.type == 'Parquet')", "give parquet exactly when type is Parquet"),
         )
         for field in ("train", "validation")
     },

@@ -59,6 +59,7 @@ def _sources(spec: RLJobSpec) -> Iterator[FieldError]:
             members = {
                 DataSourceType.REASONING_GYM: ("reasoningGym", source.reasoning_gym),
                 DataSourceType.JSONL: ("jsonl", source.jsonl),
+                DataSourceType.PARQUET: ("parquet", source.parquet),
             }
             for kind, (member, settings) in members.items():
                 if source.type is kind and settings is None:

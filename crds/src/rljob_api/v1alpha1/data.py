@@ -89,6 +89,8 @@ class DataSourceType(StrEnum):
     """Procedural, verified tasks of the reasoning-gym package."""
     JSONL = "JSONL"
     """A file with one JSON object per line."""
+    PARQUET = "Parquet"
+    """A Parquet file, or a folder of them."""
 
 
 class ReasoningGym(SpecModel):
@@ -116,6 +118,10 @@ class Jsonl(SpecModel):
     """Field with the entry's tag, which selects rewards; by default the tag is the name of the data source."""
 
 
+class Parquet(Jsonl):
+    """A Parquet file, or a folder whose *.parquet files are read in the order of their names."""
+
+
 class DataSource(SpecModel):
     """One source of prompts; the field named after the type has its settings."""
 
@@ -129,11 +135,18 @@ class DataSource(SpecModel):
     """Settings of a ReasoningGym source."""
     jsonl: Jsonl | None = None
     """Settings of a JSONL source."""
+    parquet: Parquet | None = None
+    """Settings of a Parquet source."""
 
     @property
     def is_tagged(self) -> bool:
         """Whether its rows say the tags of their prompts, instead of its name."""
-        return self.jsonl is not None and self.jsonl.tag_field is not None
+        return self.file is not None and self.file.tag_field is not None
+
+    @property
+    def file(self) -> Jsonl | None:
+        """Settings of a source that is read from files."""
+        return self.jsonl or self.parquet
 
 
 class PromptFormat(SpecModel):

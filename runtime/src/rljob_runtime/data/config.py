@@ -33,8 +33,8 @@ class ReasoningGymSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonlSource:
-    """Prompts read from a file with one JSON object per line."""
+class FileSource:
+    """Prompts read from rows of a file."""
 
     name: str
     """Unique within the job; reaches ``Prompt.source``."""
@@ -52,7 +52,17 @@ class JsonlSource:
     """Share of prompts relative to the other sources."""
 
 
-SourceConfig = ReasoningGymSource | JsonlSource
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonlSource(FileSource):
+    """A file with one JSON object per line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetSource(FileSource):
+    """A Parquet file, or a folder of them."""
+
+
+SourceConfig = ReasoningGymSource | JsonlSource | ParquetSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

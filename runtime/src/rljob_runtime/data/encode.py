@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rljob_runtime.data.config import PromptFormat
-from rljob_runtime.data.jsonl import Row
+from rljob_runtime.data.rows import Row
 from rljob_runtime.errors import DataError
 from rljob_runtime.records import IntArray
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rljob_runtime.data.config import ReasoningGymSource
-from rljob_runtime.data.jsonl import Row
+from rljob_runtime.data.rows import Row
 from rljob_runtime.errors import DataError
 
 if TYPE_CHECKING:

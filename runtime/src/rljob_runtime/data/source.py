@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from rljob_runtime.data.config import JsonlSource, PromptFormat, ReasoningGymSource, SourceConfig, check_sources
+from rljob_runtime.data import jsonl, parquet
+from rljob_runtime.data.config import FileSource, ParquetSource, PromptFormat, ReasoningGymSource, SourceConfig, check_sources
 from rljob_runtime.data.encode import PromptEncoder
-from rljob_runtime.data.jsonl import Row, read_rows
 from rljob_runtime.data.reasoning_gym_source import ReasoningGymRows
+from rljob_runtime.data.rows import Row
 from rljob_runtime.errors import DataError
 from rljob_runtime.records import IntArray, Prompt
 
@@ -273,7 +274,7 @@ class PromptSource:
 
 def tags_of(source: SourceConfig, rows: Rows) -> frozenset[str]:
     """Every tag that a source's prompts have."""
-    if isinstance(source, JsonlSource) and source.tag_field is not None:
+    if isinstance(source, FileSource) and source.tag_field is not None:
         return frozenset(row.tag for row in (rows[i] for i in range(len(rows))) if row.tag is not None)
     return frozenset({source.name})
 
@@ -282,7 +283,7 @@ def open_rows(source: SourceConfig, seed: int) -> Rows:
     """The rows of a source, unshuffled. Raises DataError when they cannot be read, or there are none."""
     if isinstance(source, ReasoningGymSource):
         return ReasoningGymRows(source, seed=seed)
-    return read_rows(source)
+    return parquet.read_rows(source) if isinstance(source, ParquetSource) else jsonl.read_rows(source)
 
 
 def _derived_seed(seed: int, name: str) -> int:
@@ -302,10 +303,20 @@ def _fingerprint(sources: Sequence[SourceConfig], *, seed: int, max_prompt_token
     for source in sources:
         # no_messages follows from the prompt format.
         values: dict[str, object] = {f.name: getattr(source, f.name) for f in fields(source) if f.name != "no_messages"}
-        if isinstance(source, JsonlSource):
-            values["path"] = hashlib.sha256(source.path.read_bytes()).hexdigest() if source.path.is_file() else ""
+        if isinstance(source, FileSource):
+            values["path"] = _content(source)
         described.append([type(source).__name__, values])
     return hashlib.sha256(json.dumps(described, sort_keys=True, default=_jsonable).encode()).hexdigest()[:16]
+
+
+def _content(source: FileSource) -> str:
+    """A digest of what is in the source's files; empty where there are none."""
+    digest = hashlib.sha256()
+    files = [source.path] if source.path.is_file() else sorted(source.path.glob("*.parquet"))
+    for file in files:
+        with file.open("rb") as content:
+            hashlib.file_digest(content, lambda: digest)
+    return digest.hexdigest() if files else ""
 
 
 def _jsonable(value: object) -> object:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from rljob_api.v1alpha1.conversations import SCRIPT, ChatParameters, ConversationParameters
 from rljob_runtime.data.config import JsonlSource, ReasoningGymSource
-from rljob_runtime.data.jsonl import Row, read_rows
+from rljob_runtime.data.jsonl import read_rows
 from rljob_runtime.data.reasoning_gym_source import ReasoningGymRows
+from rljob_runtime.data.rows import Row
 from rljob_runtime.environments.conversation import Task
 from rljob_runtime.errors import DataError, EnvironmentSetupError
 

@@ -26,7 +26,7 @@ from rljob_api.v1alpha1.learning import Rollout
 from rljob_api.v1alpha1.nodes import DeviceType
 from rljob_api.vocabulary import HarnessSampling, PromptHistory
 from rljob_runtime.cluster.protocol import Interpreter
-from rljob_runtime.data.config import NO_CHAT_TEMPLATE, JsonlSource, PromptFormat, ReasoningGymSource, SourceConfig
+from rljob_runtime.data.config import NO_CHAT_TEMPLATE, JsonlSource, ParquetSource, PromptFormat, ReasoningGymSource, SourceConfig
 from rljob_runtime.environments.builtin import CONVERSATIONS
 from rljob_runtime.environments.codec import PromptSettings
 from rljob_runtime.environments.config import EnvironmentConfig, HarnessConfig, Isolation
@@ -168,15 +168,15 @@ def policy_config(
 
 def source_config(source: DataSource, spec: RLJobSpec) -> SourceConfig:
     """One prompt source of a job."""
-    if source.type is DataSourceType.JSONL and source.jsonl is not None:
-        jsonl = source.jsonl
-        return JsonlSource(
+    if (file := source.file) is not None:
+        kind = ParquetSource if source.type is DataSourceType.PARQUET else JsonlSource
+        return kind(
             name=source.name,
-            path=Path(jsonl.path),
-            prompt_field=jsonl.prompt_field,
+            path=Path(file.path),
+            prompt_field=file.prompt_field,
             no_messages=_no_messages(spec.data.prompt),
-            answer_field=jsonl.answer_field or None,
-            tag_field=jsonl.tag_field,
+            answer_field=file.answer_field or None,
+            tag_field=file.tag_field,
             weight=source.weight,
         )
     if source.reasoning_gym is None:

@@ -215,7 +215,7 @@ _DROPPED = {
     "algorithm.sampling_params.min_new_tokens": Drop(why="a response has at least one token", same=(1, 0)),
     "data": Drop(why="a setting of RLinf's data loader"),
     "data.val_rollout_batch_size": Drop(why=NEVER_VALIDATES),
-    "data.type": Drop(why="files are JSONL", same=("math",)),
+    "data.type": Drop(why="files are JSONL or Parquet, by their names", same=("math",)),
     "data.seed": Drop(why="one seed, spec.seed, decides the order"),
     "data.shuffle": Drop(why="RLJob always shuffles training prompts", same=(True,)),
     "data.filter_prompt_by_length": Drop(why="longer prompts are always left out", same=(True,)),
