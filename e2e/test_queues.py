@@ -22,6 +22,7 @@ URGENT = "urgent"
 MAX_SPEC_CHANGES = 12
 """Of a RayJob that is admitted, preempted and admitted again; controllers that undo each other's changes make hundreds a minute."""
 SUSPENDS_S = 180.0
+NOTE_S = 90.0
 
 
 def objects() -> list[Manifest]:
@@ -74,6 +75,11 @@ def is_queued(kubectl: Kubectl, job: str) -> bool:
     return (condition.get("status"), condition.get("reason")) == ("True", "Queued")
 
 
+def kueues_reason(kubectl: Kubectl, job: str) -> bool:
+    message = str(kubectl.condition(job, "Suspended").get("message"))
+    return message.startswith("Queued in default: ") and ("insufficient" in message or "Preempted" in message)
+
+
 def ray_job(kubectl: Kubectl, job: str) -> dict[str, Any]:
     (found,) = kubectl.children(job, "rayjobs")
     return found
@@ -95,6 +101,7 @@ def test_quota_preemption_and_suspension_cost_no_step(queued: Kubectl, queue_vol
     urgent["spec"]["queue"] = {"name": "default", "priorityClass": URGENT}
     queued.apply(urgent)
     queued.until("the first job is preempted", lambda: is_queued(queued, name), SUSPENDS_S, job=name)
+    queued.until("the reason is Kueue's", lambda: kueues_reason(queued, name), NOTE_S, job=name)
     queued.wait(URGENT, "Succeeded", TRAINS_S)
     trained = queued.step(name)
     trained = trains_beyond(queued, name, trained)

@@ -95,6 +95,10 @@ helm.sh/chart: {{ printf "%s-%s" $context.Chart.Name $context.Chart.Version | re
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
   verbs: [get, create, patch]
+# Why Kueue holds a job.
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [list]
 # Status transitions; warnings about pods whose containers are not created.
 - apiGroups: [""]
   resources: [events]

@@ -300,7 +300,7 @@ def _held(situation: Situation, hold: suspension.Hold) -> Decision:
         set_suspend={hold.to_suspend: True} if hold.to_suspend else {},
         delete_children=(hold.to_delete,) if hold.to_delete else (),
         start_time=None,
-        next_check=situation.now if hold.is_unrecorded else None,
+        next_check=situation.now if hold.is_unrecorded else hold.next_check,
     )
 
 

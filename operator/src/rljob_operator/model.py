@@ -60,6 +60,8 @@ class ChildView:
     """spec.suspend."""
     queue: str = ""
     """Kueue's queue, from the label that the operator or Kueue's webhook has put there."""
+    queue_note: str = ""
+    """What Kueue says of it while it holds it; empty: nothing is known."""
     is_elsewhere: bool = False
     """Whether spec.managedBy names another controller than KubeRay, as MultiKueue's: the pods are on another cluster."""
     deployment_status: str

@@ -39,6 +39,8 @@ class Kind(StrEnum):
     """Which pods of a job may not be evicted."""
     EVENT = "Event"
     """Status transitions of an RLJob, for users; warnings about a pod whose containers are not created are read."""
+    WORKLOAD = "Workload"
+    """Kueue's view of a RayJob: why it has no quota."""
     LEASE = "Lease"
     """Which of several operators acts."""
     SECRET = "Secret"
@@ -68,6 +70,7 @@ _RESOURCES = {
     Kind.NETWORK_POLICY: ("networking.k8s.io/v1", "networkpolicies"),
     Kind.DISRUPTION_BUDGET: ("policy/v1", "poddisruptionbudgets"),
     Kind.EVENT: ("v1", "events"),
+    Kind.WORKLOAD: ("kueue.x-k8s.io/v1beta2", "workloads"),
     Kind.LEASE: ("coordination.k8s.io/v1", "leases"),
     Kind.SECRET: ("v1", "secrets"),
     Kind.WEBHOOK_CONFIGURATION: ("admissionregistration.k8s.io/v1", "validatingwebhookconfigurations"),

@@ -2,7 +2,8 @@
 
 ::
 
-    queue --key--> observe: cache, plan of the spec, GET for a child whose absence would matter, events of pods that are created late
+    queue --key--> observe: cache, plan of the spec, GET for a child whose absence would matter, events of pods that are created late,
+                      |     Kueue's Workload of a RayJob that it holds
                       |
                       v
                    decide(observed, now)            pure; returns the desired outcome
@@ -42,6 +43,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from rljob_api import naming, validation
@@ -70,6 +72,7 @@ from rljob_operator.pod_warnings import PodWarnings
 from rljob_operator.policies import failure
 from rljob_operator.policies.admission import is_managed
 from rljob_operator.protocol import FIELD_MANAGER, Kind, KubeClient
+from rljob_operator.queue_notes import QueueNotes
 from rljob_operator.review import Known, everything
 from rljob_operator.settings import Settings
 
@@ -138,6 +141,7 @@ class Reconciler:
         self._labeled: OrderedDict[str, datetime] = OrderedDict()
         """UID of a RayJob -> when its labels were last restored."""
         self._warnings = PodWarnings(client)
+        self._queue_notes = QueueNotes(client)
         self._event_names = itertools.count()
 
     def forget_checked(self) -> None:
@@ -177,11 +181,12 @@ class Reconciler:
     async def _observe(self, job: JobView, now: datetime) -> Observed:
         await self._confirm(job)
         key, checked = job.key, self._check(job)
+        children = (child for child in self._cache.children(key) if child.owner_uid == job.uid)
         return Observed(
             job=job,
             checked=checked,
             spec_hashes=self._hashes(job, checked),
-            children=tuple(child for child in self._cache.children(key) if child.owner_uid == job.uid),
+            children=await self._queue_notes.noted(key, children, partial(self._cache.uid, Kind.RAYJOB, key), now),
             clusters=self._cache.clusters(key),
             pods=await self._warnings.explained(key, self._cache.pods(key), now),
             runtime_image=self._settings.runtime_image,

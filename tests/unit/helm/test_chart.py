@@ -29,6 +29,7 @@ EXPECTED_RIGHTS = {
     ("rbac.authorization.k8s.io", "roles"): {"get", "create", "patch"},
     ("rbac.authorization.k8s.io", "rolebindings"): {"get", "create", "patch"},
     ("policy", "poddisruptionbudgets"): {"get", "create", "patch"},
+    ("kueue.x-k8s.io", "workloads"): {"list"},
     ("", "events"): {"list", "create"},
 }
 

@@ -18,12 +18,18 @@ a user who resumes the job at that moment, the missing RayJob is then known to b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from rljob_api.v1alpha1.conditions import ConditionType
 from rljob_api.vocabulary import Reason
+from rljob_operator.model import ChildView
 from rljob_operator.policies import handover
 from rljob_operator.policies.situation import Situation
+
+NOTE_CHECK, FIRST_NOTE_CHECK = timedelta(seconds=60), timedelta(seconds=15)
+"""See :func:`queue_check`."""
+FIRST_NOTE_WAIT = timedelta(minutes=2)
+"""How long after its RayJob was created a Workload is expected to say something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +46,8 @@ class Hold:
     """RayJob to suspend."""
     is_unrecorded: bool = False
     """Whether the suspension has to be in the status before the RayJob is deleted."""
+    next_check: datetime | None = None
+    """When Kueue may say something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +67,8 @@ def hold(situation: Situation) -> Hold | None:
         return None
     reason = Reason.SUSPENDED if situation.options.suspend else Reason.QUEUED
     queue = (child.queue if child is not None else "") or situation.options.queue
-    why = "spec.suspend is true." if situation.options.suspend else _queued(queue)
+    note = "" if child is None else child.queue_note
+    why = "spec.suspend is true." if situation.options.suspend else _queued(queue, note)
     if child is None:
         return Hold(reason=reason, is_released=True, message=why)
     if situation.options.suspend and situation.is_queued:
@@ -71,11 +80,25 @@ def hold(situation: Situation) -> Hold | None:
     # A RayJob that was created suspended goes through Initializing and Suspending without ever having a pod.
     is_released = child.suspend and (child.deployment_status == "Suspended" or not situation.pods)
     message = why if is_released else f"{why} RayJob {child.name} still holds nodes."
-    return Hold(reason=reason, is_released=is_released, message=message, to_suspend=to_suspend)
+    next_check = _note_check(situation, child) if reason is Reason.QUEUED else None
+    return Hold(reason=reason, is_released=is_released, message=message, to_suspend=to_suspend, next_check=next_check)
 
 
-def _queued(queue: str) -> str:
-    """Why Kueue holds a job: only its Workload says more."""
+def queue_check(note: str) -> timedelta:
+    """How long what Kueue says of a job that it holds is not asked for again; it takes a moment to say anything."""
+    return NOTE_CHECK if note else FIRST_NOTE_CHECK
+
+
+def _note_check(situation: Situation, child: ChildView) -> datetime | None:
+    """When to ask again; a Workload that has said nothing for long is not there, or cannot be read."""
+    is_expected = child.queue_note or situation.now - child.created < FIRST_NOTE_WAIT
+    return situation.now + queue_check(child.queue_note) if child.queue and is_expected else None
+
+
+def _queued(queue: str, note: str) -> str:
+    """Why Kueue holds a job, in its words where they are known."""
+    if note:
+        return f"Queued in {queue}: {note.rstrip('.')}."
     said = "kubectl describe workloads says what is missing, or that there is no such queue"
     return f"Waiting for quota in queue {queue}, or preempted there: {said}."
 

@@ -73,7 +73,7 @@ class FakeKube:
             if k is kind
             and namespace in (None, ns)
             and self.is_listed(kind, name)
-            and (not label_selector or label_selector in obj["metadata"].get("labels", {}))
+            and (not label_selector or _has_label(obj, label_selector))
             and (not field_selector or _has_fields(obj, field_selector))
         ]
         metadata = {"resourceVersion": str(next(self._versions))}
@@ -297,6 +297,13 @@ def _unflatten(flat: dict[tuple[Any, ...], Any]) -> Any:
         return {key: build(item) for key, item in node.items()}
 
     return build(root)
+
+
+def _has_label(obj: Manifest, selector: str) -> bool:
+    """Of a selector of one label, with or without its value."""
+    name, _, value = selector.partition("=")
+    labels = obj["metadata"].get("labels", {})
+    return name in labels and value in ("", labels[name])
 
 
 def _has_fields(obj: Manifest, selector: str) -> bool:
