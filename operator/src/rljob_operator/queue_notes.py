@@ -1,7 +1,7 @@
 """Why Kueue holds a job: what its Workload says, such as which quota is missing or which job preempted it.
 
-A suspended RayJob says nothing of it. Workloads are not watched: they change with every job of a queue. The one of a held job is read once
-a minute, and more often until it says something.
+A suspended RayJob says nothing of it. Workloads are not watched: they change with every job of a queue. The one of a held job is read every
+two minutes, and more often until it says something.
 """
 
 from __future__ import annotations

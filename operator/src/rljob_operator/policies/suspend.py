@@ -26,7 +26,7 @@ from rljob_operator.model import ChildView
 from rljob_operator.policies import handover
 from rljob_operator.policies.situation import Situation
 
-NOTE_CHECK, FIRST_NOTE_CHECK = timedelta(seconds=60), timedelta(seconds=15)
+NOTE_CHECK, FIRST_NOTE_CHECK = timedelta(seconds=120), timedelta(seconds=15)
 """See :func:`queue_check`."""
 FIRST_NOTE_WAIT = timedelta(minutes=2)
 """How long after its RayJob was created a Workload is expected to say something."""

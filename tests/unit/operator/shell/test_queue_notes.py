@@ -63,7 +63,7 @@ def test_nothing_is_read_of_jobs_that_kueue_does_not_hold(view: ChildView) -> No
     assert reads == []
 
 
-def test_workloads_are_read_once_a_minute_and_sooner_until_they_say_something() -> None:
+def test_workloads_are_read_every_two_minutes_and_sooner_until_they_say_something() -> None:
     kube, reads = FakeKube(), []
     kube.fault = lambda verb, kind, name: reads.append(kind)
     notes = QueueNotes(kube)
@@ -71,7 +71,7 @@ def test_workloads_are_read_once_a_minute_and_sooner_until_they_say_something() 
     workload(kube, condition("QuotaReserved", "False", MISSING))
     assert [note(notes, seconds, held()) for seconds in (29, 30)] == ["", MISSING]
     workload(kube, condition("QuotaReserved", "False", "something else"))
-    assert [note(notes, seconds, held()) for seconds in (89, 90)] == [MISSING, "something else"]
+    assert [note(notes, seconds, held()) for seconds in (149, 150)] == [MISSING, "something else"]
     assert reads == [Kind.WORKLOAD] * 4
 
 
@@ -81,7 +81,7 @@ def test_workloads_that_cannot_be_read_are_logged_once_and_hide_nothing(caplog: 
     notes = QueueNotes(kube)
     assert note(notes, 0, held()) == MISSING
     kube.fault = lambda verb, kind, name: NotFoundError("list Workload", 404, "the server could not find the requested resource")
-    assert [note(notes, seconds, held()) for seconds in (60, 120)] == [MISSING, MISSING], "what was known"
+    assert [note(notes, seconds, held()) for seconds in (120, 240)] == [MISSING, MISSING], "what was known"
     (record,) = caplog.records
     assert record.getMessage().startswith("Workloads of Kueue cannot be read, so no condition says why jobs are queued: list Workload: 404")
 
@@ -99,7 +99,7 @@ def test_the_reason_reaches_the_conditions_of_a_job_and_follows_kueue() -> None:
         uid = world.kube.one(Kind.RAYJOB, "math-a1")["metadata"]["uid"]
         for said in (MISSING, PREEMPTED):
             workload(world.kube, condition("QuotaReserved", "False", said), uid=uid)
-            await world.settle(hours=0.05)
+            await world.settle(hours=0.1)
             assert message() == f"Queued in team-a: {said}."
 
     asyncio.run(run())
