@@ -432,6 +432,7 @@ def test_an_update_does_not_wait_for_scales_that_vllm_computes_itself(monkeypatc
     ],
 )
 def test_what_another_process_does_not_lend_costs_a_sync_and_what_the_device_says_the_engine(said: str, kind: type[Exception]) -> None:
+    from rljob_runtime.engine.vllm.patched_updates import PatchedUpdates
     from rljob_runtime.engine.vllm.updating import WeightUpdates
 
     class Core:
@@ -441,12 +442,13 @@ def test_what_another_process_does_not_lend_costs_a_sync_and_what_the_device_say
             raise RuntimeError(said)
 
     with pytest.raises(RuntimeFault) as found:
-        WeightUpdates(Core(), lambda: False).test((), time.monotonic() + TIMEOUT_S)
+        WeightUpdates(Core(), lambda: False, PatchedUpdates(drops_copies=False)).test((), time.monotonic() + TIMEOUT_S)
     assert type(found.value) is kind
 
 
 def test_a_call_that_is_not_over_in_time_costs_the_engine() -> None:
     """Its ranks' answers would be taken for those to the next call."""
+    from rljob_runtime.engine.vllm.patched_updates import PatchedUpdates
     from rljob_runtime.engine.vllm.updating import WeightUpdates
 
     class Core:
@@ -454,7 +456,7 @@ def test_a_call_that_is_not_over_in_time_costs_the_engine() -> None:
             raise TimeoutError("RPC call timed out")
 
     with pytest.raises(RuntimeFault, match="fetch_tests was not done in 60 s") as found:
-        WeightUpdates(Core(), lambda: False).test((), time.monotonic() + 60)
+        WeightUpdates(Core(), lambda: False, PatchedUpdates(drops_copies=False)).test((), time.monotonic() + 60)
     assert type(found.value) is RuntimeFault
 
 
@@ -490,6 +492,7 @@ def test_an_update_that_broke_off_in_some_ranks_leaves_no_answer_behind_and_a_fu
     from vllm.v1.worker.gpu_worker import Worker
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
+    from rljob_runtime.engine.vllm.patched_updates import PatchedUpdates
     from rljob_runtime.engine.vllm.updating import WeightUpdates
 
     class Answers(deque[Any]):
@@ -521,7 +524,7 @@ def test_an_update_that_broke_off_in_some_ranks_leaves_no_answer_behind_and_a_fu
     executor.rpc_broadcast_mq = Requests()
     executor.response_mqs = [proc.worker_response_mq for proc in procs]
     core = SimpleNamespace(collective_rpc=executor.collective_rpc, set_weight_version=lambda version: None)
-    updates = WeightUpdates(core, lambda: False)
+    updates = WeightUpdates(core, lambda: False, PatchedUpdates(drops_copies=False))
     manifest = manifest_of(weights(new_model(tied=False, seed=1)), 50_000)
     deadline = time.monotonic() + TIMEOUT_S
 

@@ -98,6 +98,7 @@ def test_changes_leave_the_bits_of_whole_copies(
                 part = part.narrow(dim, start, length)
             assert torch.equal(bits(views[name]), bits(part.permute(order)))
             assert not parameters[name][: part.permute(order).shape[0]].any(), "nothing else was written"
+            assert parameters[name].untyped_storage().resizable(), "it can be freed"
             where = torch.rand(now[name].shape, generator=random) < changed
             now[name][where] = torch.randn(int(where.sum()), generator=random).to(now[name].dtype)
 

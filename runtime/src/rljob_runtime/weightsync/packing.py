@@ -220,6 +220,24 @@ def as_byte_tensor(data: ByteArray) -> torch.Tensor:
     return torch.from_numpy(np.asarray(_WritableFace(data)))
 
 
+def as_byte_array(data: torch.Tensor) -> ByteArray:
+    """The bytes of a flat uint8 tensor of the host's memory, shape (n,), not copied.
+
+    ``Tensor.numpy`` makes the memory one that torch can never free while the tensor is there, which an engine that gives its weights back
+    has to do.
+    """
+    return np.asarray(_TensorFace(data)) if data.numel() else np.empty(0, dtype=np.uint8)
+
+
+class _TensorFace:
+    """Presents a tensor's memory to numpy, and keeps it alive as the base of what numpy makes of it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        address = (tensor.data_ptr(), False)
+        self.__array_interface__ = {"data": address, "shape": (tensor.numel(),), "typestr": "|u1", "version": 3}
+
+
 class _WritableFace:
     """Presents a read-only array as writable to numpy, and keeps it alive as the base of what numpy makes of it."""
 

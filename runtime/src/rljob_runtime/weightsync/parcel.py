@@ -12,6 +12,7 @@ import numpy.typing as npt
 import xxhash
 
 from rljob_runtime.errors import CorruptedWeightsError, WholeNeededError
+from rljob_runtime.weightsync.packing import as_byte_array
 from rljob_runtime.weightsync.shared_memory import SharedBytes
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ class Digest:
 
 def fingerprint(data: torch.Tensor) -> int:
     """Of a flat uint8 tensor: the checksum of its bytes, or on a device :func:`device_checksum`. Both ends are of one kind."""
-    return checksum(data.numpy()) if data.device.type == "cpu" else device_checksum(data)
+    return checksum(as_byte_array(data)) if data.device.type == "cpu" else device_checksum(data)
 
 
 def device_checksum(data: torch.Tensor) -> int:

@@ -24,7 +24,7 @@ import torch
 
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.changes import index_type, number_bytes, split_changes
-from rljob_runtime.weightsync.packing import DTYPE_BYTES, as_byte_tensor, unpack
+from rljob_runtime.weightsync.packing import DTYPE_BYTES, as_byte_array, as_byte_tensor, unpack
 
 ByteArray = npt.NDArray[np.uint8]
 Indexes = npt.NDArray[np.unsignedinteger[Any]]
@@ -231,7 +231,7 @@ class ChangeWriter:
                 numbers, target = numbers[inside.numpy()], places.numpy()
             else:
                 target = where[first:end] + shift
-            _units(parameters[span.number], self._size).numpy().view(values.dtype)[target] = numbers
+            as_byte_array(_units(parameters[span.number], self._size).view(torch.uint8)).view(values.dtype)[target] = numbers
 
     def _cuts(self, indexes: Indexes) -> tuple[list[int], list[int]]:
         """Where the indexes of each span begin and end; sought in their type, or all would be converted."""
