@@ -165,7 +165,7 @@ def _pack_slot(flat: torch.Tensor, slot: TensorSlot, tensor: torch.Tensor, on_pa
     begin, end = slot.offset_bytes, slot.offset_bytes + slot.size_bytes
     is_plain = tensor.is_contiguous() and tensor.dtype == getattr(torch, slot.dtype) and tensor.device == flat.device
     if is_plain and flat.device.type == "cpu" and slot.size_bytes > PIECE_BYTES and torch.get_num_threads() == 1:
-        source, target = tensor.reshape(-1).view(torch.uint8).numpy(), flat.numpy()
+        source, target = as_byte_array(tensor.reshape(-1).view(torch.uint8)), flat.numpy()
         while begin + PIECE_BYTES < end:
             piece_end = begin + PIECE_BYTES
             target[begin:piece_end] = source[begin - slot.offset_bytes : piece_end - slot.offset_bytes]
