@@ -9,7 +9,7 @@ from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket
 
 if TYPE_CHECKING:
-    from rljob_runtime.weightsync.delta import BaseDeltaEncoder
+    from rljob_runtime.weightsync.delta import BaseDeltaEncoder, SentT
     from rljob_runtime.weightsync.transport import WeightSource
 
 ResultT = TypeVar("ResultT")
@@ -43,10 +43,10 @@ def pack_into(source: WeightSource, owned: Mapping[int, Bucket], room: Any) -> N
 def changes_of(
     source: WeightSource,
     owned: Mapping[int, Bucket],
-    delta: BaseDeltaEncoder[Any, ResultT],  # type: ignore[type-var]
+    delta: BaseDeltaEncoder[Any, SentT],
     version: int,
-    place: Callable[[int], ResultT] | None = None,
-) -> tuple[ResultT, int | None]:
+    place: Callable[[int], SentT] | None = None,
+) -> tuple[SentT, int | None]:
     """Pack the rank's bucket, and return what has to travel of it; see ``BaseDeltaEncoder.encode``.
 
     Raises:
