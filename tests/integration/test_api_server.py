@@ -98,6 +98,7 @@ VIOLATIONS: dict[tuple[str, str], Manifest] = {
         for message, values in (
             ("give reasoningGym exactly when type is ReasoningGym", {"type": "ReasoningGym"}),
             ("give jsonl exactly when type is JSONL", {"type": "ReasoningGym", "reasoningGym": SUMS, "jsonl": {"path": "a"}}),
+            ("give parquet exactly when type is Parquet", {"type": "ReasoningGym", "reasoningGym": SUMS, "parquet": {"path": "a"}}),
         )
     },
     ("spec.rewards[]", "give function exactly when type is Function"): changed(
