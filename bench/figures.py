@@ -209,7 +209,7 @@ BLOCKS = (
 )
 
 NOT_MEASURED = {
-    "Time on GPUs so far is 83 minutes": "device time that was available: five times 15 minutes, and 8 (gpu_check.md, gpu_check-engines.md)",
+    "Time on GPUs so far is 83 minutes": "device time that was available: five times 15 minutes, and 8 (gpu_check-engines.md)",
     "1 GiB to two engines": "what the benchmark sends",
     "downloads 3.6 GB": "size of a download, from the package index",
     "needs 9 GB of free disk": "requirement: the environment, the model, and the run, rounded up",
