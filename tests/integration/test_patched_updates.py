@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rljob_runtime.engine.vllm.engine import VllmEngine
-from rljob_runtime.errors import WholeNeededError
+from rljob_runtime.errors import WeightSyncError, WholeNeededError
 from rljob_runtime.offload.states import StateKind
 from tests.support.engine_bits import multiplied_bits
 from tests.support.engine_contract import TIMEOUT_S, config_for, new_model, save, weights
@@ -214,3 +214,23 @@ def test_a_load_that_cannot_be_watched_comes_again_and_is_not(
     forget_loads(engine)
     push_whole(engine, tensors)
     assert multiplied_bits(engine) == found
+
+
+def test_what_does_not_come_during_a_watched_load_is_no_fault_of_the_watching(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rljob_runtime.engine.vllm.weight_receiver import BucketReceiver
+
+    def receive(self: BucketReceiver, update: Any) -> None:
+        raise WeightSyncError("bucket 0 cannot be opened on cpu")
+
+    forget_loads(engine, writes_whole=True)
+    tensors = weights(new_model(tied=True, seed=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(BucketReceiver, "receive_weights", receive)
+        with pytest.raises(WeightSyncError, match="bucket 0 cannot be opened on cpu") as caught:
+            push_whole(engine, tensors)
+    assert not isinstance(caught.value, WholeNeededError)
+    for _ in range(2):
+        push_whole(engine, tensors)
+    with monkeypatch.context() as patch:
+        patch.setattr(BucketReceiver, "start_weight_update", None)
+        push_whole(engine, tensors)

@@ -7,6 +7,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -204,6 +205,8 @@ class LockedMemory:
         return None
 
     def unlock(self, address: int) -> str | None:
+        ranges = (line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines())
+        assert any(int(first, 16) <= address < int(end, 16) for first, end in ranges), "the memory is still there"
         return None if self.locked.pop(address, None) is not None else "not locked"
 
 

@@ -121,6 +121,9 @@ class Jsonl(SpecModel):
 class Parquet(Jsonl):
     """A Parquet file, or a folder whose *.parquet files are read in the order of their names."""
 
+    path: PathText
+    """The file or folder; relative paths start at the working directory."""
+
 
 class DataSource(SpecModel):
     """One source of prompts; the field named after the type has its settings."""

@@ -64,8 +64,8 @@ def _values(path: Path, where: str) -> Iterator[dict[str, object]]:
         with pyarrow.parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(BATCH_ROWS):
                 yield from batch.to_pylist()
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{where}: is no Parquet file, or damaged: {error}") from error
+    except (pyarrow.ArrowException, ValueError) as error:  # the second of times in nanoseconds, where pandas is not installed
+        raise DataError(f"{where}: is no Parquet file, is damaged, or has values that cannot be read: {error}") from error
     except OSError as error:
         raise DataError(f"{where}: cannot be read: {error}; the path must name a readable file") from error
 
@@ -93,7 +93,7 @@ def _plain(value: object) -> object:
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
         return str(value)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     if isinstance(value, dict):
         return {name: _plain(one) for name, one in value.items()}

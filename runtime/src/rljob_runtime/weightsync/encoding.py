@@ -10,11 +10,18 @@ from rljob_runtime.records import Bucket
 
 if TYPE_CHECKING:
     from rljob_runtime.weightsync.delta import BaseDeltaEncoder, SentT
-    from rljob_runtime.weightsync.transport import WeightSource
+    from rljob_runtime.weightsync.transport import ByteArray, WeightSource
 
 ResultT = TypeVar("ResultT")
-NO_MEMORY = "OutOfMemoryError"
-"""Torch's, by its name: drivers import this module without torch."""
+
+
+def host_encoder(dense_above: float | None) -> BaseDeltaEncoder[Any, ByteArray] | None:
+    """What finds changes that travel through host memory; None: buckets are always whole."""
+    if dense_above is None:
+        return None
+    from rljob_runtime.weightsync.staged_delta import encoder_here  # torch, which the driver does without
+
+    return encoder_here(dense_above)
 
 
 def room_for(source: WeightSource, owned: Mapping[int, Bucket], make: Callable[[], ResultT]) -> ResultT:
@@ -52,15 +59,15 @@ def changes_of(
     Raises:
         WeightSyncError: there is no memory; no other rank waits for this one.
     """
+    import torch  # which the driver does without
+
     bucket = owned[source.rank]
     room = room_for(source, owned, lambda: delta.room(bucket))
     pack_into(source, owned, room)
     try:
         return delta.encode(version, bucket, room, place)
-    except RuntimeError as error:
-        if type(error).__name__ == NO_MEMORY:
-            raise _no_room(source, bucket, error) from error
-        raise
+    except torch.OutOfMemoryError as error:
+        raise _no_room(source, bucket, error) from error
 
 
 def _no_room(source: WeightSource, bucket: Bucket, error: Exception) -> WeightSyncError:

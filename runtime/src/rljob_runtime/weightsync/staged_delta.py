@@ -57,14 +57,16 @@ class StagedDeltaEncoder(BaseDeltaEncoder[torch.Tensor, ByteArray]):
 
     def close(self) -> None:
         """See the base class."""
-        self._sent.clear()
-        while self._locked:
+        while self._locked:  # before the memory is gone
             refused = self._memory.unlock(self._locked.pop())
             if refused is not None:
                 logger.warning("the copy of a bucket stays page-locked until this process ends: %s", refused)
+        super().close()
 
     def _kept(self, packed: torch.Tensor) -> ByteArray:
-        image = np.frombuffer(mmap.mmap(-1, max(1, packed.numel())), dtype=np.uint8)[: packed.numel()]
+        # Pages of its own: two copies in one page could not be locked both.
+        memory = mmap.mmap(-1, max(1, packed.numel()), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        image = np.frombuffer(memory, dtype=np.uint8)[: packed.numel()]
         if image.size and not self._pageable:
             refused = self._memory.lock(image.ctypes.data, image.size)
             if refused is None:
@@ -105,7 +107,7 @@ class StagedDeltaEncoder(BaseDeltaEncoder[torch.Tensor, ByteArray]):
             self._copies.drain()
 
 
-def host_encoder(dense_above: float) -> DeltaEncoder | StagedDeltaEncoder:
+def encoder_here(dense_above: float) -> DeltaEncoder | StagedDeltaEncoder:
     """Of changes that travel through host memory: which of the two depends on where this process packs."""
     device = device_here()
     if device.type != "cuda":

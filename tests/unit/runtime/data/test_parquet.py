@@ -63,6 +63,13 @@ def test_times_and_decimal_numbers_are_text(tmp_path: Path) -> None:
     assert found.metadata == {"day": "2026-01-02", "price": "1.50", "inside": {"at": "03:04:00"}}
 
 
+def test_pairs_of_a_map_are_lists(tmp_path: Path) -> None:
+    pairs = pyarrow.array([[("a", 1)]], pyarrow.map_(pyarrow.string(), pyarrow.int64()))
+    pyarrow.parquet.write_table(pyarrow.table({**{name: [value] for name, value in GOOD.items()}, "pairs": pairs}), tmp_path / "a.parquet")
+    (found,) = parquet.read_rows(source(tmp_path / "a.parquet"))
+    assert found.metadata == {"pairs": [["a", 1]]}
+
+
 def test_files_of_a_folder_follow_each_other_by_name(tmp_path: Path) -> None:
     for name, question in (("train-1.parquet", "second"), ("train-0.parquet", "first"), ("other.txt", "none")):
         written(tmp_path / name, [{**GOOD, "question": question}])
@@ -99,8 +106,8 @@ def test_columns_of_bytes_are_refused(tmp_path: Path) -> None:
     ("content", "said"),
     [
         (None, "file does not exist; fix the source's path"),
-        (b'{"question": "a", "answer": 1}\n', "is no Parquet file, or damaged: "),
-        (b"PAR1", "is no Parquet file, or damaged: "),
+        (b'{"question": "a", "answer": 1}\n', "is no Parquet file, is damaged, or has values that cannot be read: "),
+        (b"PAR1", "is no Parquet file, is damaged, or has values that cannot be read: "),
     ],
 )
 def test_what_is_no_parquet_file_is_refused(content: bytes | None, said: str, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ Where each worker fetches buckets by itself (``weightsync.copies``), the second 
 would have been written. So workers keep copies only of buckets that have tensors to be loaded. Which of these changed is not known here:
 all in a bucket of which something changed are loaded.
 
-Parameters whose numbers were discarded while the engine was away are written, too, if exact tensors fill all of them: whole buckets, from
-the copy where only changes came.
+Parameters whose numbers were discarded while the engine was away are written, too, if exact tensors, and what loaders fill with
+constants, are all of them: whole buckets, from the copy where only changes came.
 
 Where all updates are whole, no copy is kept. From the third on they are written, if all tensors are exact: a plain copy of each tensor
 takes a quarter of the time of vLLM's loaders, which make a new layer, fill it, and copy it into the old one.

@@ -34,7 +34,7 @@ from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.weightsync.assembly import Part, UpdateAssembly
 from rljob_runtime.weightsync.delta import BaseDeltaEncoder, Images
 from rljob_runtime.weightsync.device_delta import DeviceDeltaEncoder
-from rljob_runtime.weightsync.encoding import changes_of, pack_into, room_for
+from rljob_runtime.weightsync.encoding import changes_of, host_encoder, pack_into, room_for
 from rljob_runtime.weightsync.group import MEMBERSHIPS, Meeting, device_here
 from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.meetings import Meetings
@@ -43,7 +43,6 @@ from rljob_runtime.weightsync.outbox import Outbox
 from rljob_runtime.weightsync.packing import as_byte_tensor
 from rljob_runtime.weightsync.parcel import Parcel, Remote, compare, fingerprint
 from rljob_runtime.weightsync.shares import shared_out
-from rljob_runtime.weightsync.staged_delta import host_encoder
 from rljob_runtime.weightsync.transport import ByteArray, PartnerLostError, Shapes, SyncLink, TransportSettings, WeightSource
 from rljob_runtime.weightsync.transports.object_store import PackedReceiver
 from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport
@@ -287,9 +286,8 @@ class BroadcastSender:
         self._device = device_here() if on_device else HOST
         meeting = meetings.get(source.rank)
         self._outbox = None if meeting is None else Outbox(meeting, self._device)
-        self._delta: BaseDeltaEncoder[Any, Any] | None = None
-        if dense_above is not None:
-            self._delta = DeviceDeltaEncoder(dense_above, self._device) if on_device else host_encoder(dense_above)
+        self._delta: BaseDeltaEncoder[Any, Any] | None
+        self._delta = DeviceDeltaEncoder(dense_above, self._device) if on_device and dense_above is not None else host_encoder(dense_above)
 
     def send(self, version: int, part: int) -> Parcel | None:
         """Put its bucket on its way, on a sender that has one; None elsewhere."""

@@ -8,20 +8,16 @@ through the driver. What fits one bucket is packed and loaded by one call each, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from rljob_runtime.cluster.protocol import Pending
 from rljob_runtime.records import WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
-from rljob_runtime.weightsync.delta import BaseDeltaEncoder, Images
-from rljob_runtime.weightsync.encoding import changes_of
+from rljob_runtime.weightsync.delta import Images
+from rljob_runtime.weightsync.encoding import changes_of, host_encoder
 from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.parcel import Parcel, Remote, sealed
 from rljob_runtime.weightsync.shares import shared_out
 from rljob_runtime.weightsync.transport import Shapes, SyncLink, TransportSettings, WeightSource
-
-if TYPE_CHECKING:
-    from rljob_runtime.weightsync.transport import ByteArray
 
 
 class ObjectStoreTransport:
@@ -69,11 +65,7 @@ class PackedSender:
         """Keep the rank and the layout; ``senders`` and ``dense_above`` as in the settings."""
         self._source = source
         self._parts = shared_out(manifest, senders)
-        self._delta: BaseDeltaEncoder[Any, ByteArray] | None = None
-        if dense_above is not None:
-            from rljob_runtime.weightsync.staged_delta import host_encoder
-
-            self._delta = host_encoder(dense_above)
+        self._delta = host_encoder(dense_above)
 
     def send(self, version: int, part: int) -> Parcel | None:
         """Its bucket on a sender that has one, None elsewhere."""

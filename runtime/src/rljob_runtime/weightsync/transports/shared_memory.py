@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from rljob_runtime.cluster.protocol import Pending
 from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
-from rljob_runtime.weightsync.delta import BaseDeltaEncoder, Images
-from rljob_runtime.weightsync.encoding import changes_of
+from rljob_runtime.weightsync.delta import Images
+from rljob_runtime.weightsync.encoding import changes_of, host_encoder
 from rljob_runtime.weightsync.holdings import Holdings
 from rljob_runtime.weightsync.packing import clear_gaps
 from rljob_runtime.weightsync.parcel import Digest, Parcel, Remote, sealed
@@ -116,11 +116,7 @@ class SharedSender:
         self._parts = shared_out(manifest, senders)
         own = [part[source.rank].size_bytes for part in self._parts if source.rank in part]
         self._segments = Segments.equal(f"{prefix}{source.rank}-", min(segments, len(own)), max(own)) if own else None
-        self._delta: BaseDeltaEncoder[Any, ByteArray] | None = None
-        if dense_above is not None:
-            from rljob_runtime.weightsync.staged_delta import host_encoder
-
-            self._delta = host_encoder(dense_above)
+        self._delta = host_encoder(dense_above)
         self._staging = self._staged(dense_above)
 
     def _staged(self, dense_above: float | None) -> Staging | None:
