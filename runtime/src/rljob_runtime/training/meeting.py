@@ -6,6 +6,7 @@ A port that is only known to be free can be another job's, or another group's of
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,10 +20,16 @@ from rljob_runtime.cluster.ports import take_listener
 
 C10D: Any = dist
 """Torch's annotations leave out its stores."""
+_formed = itertools.count()
+"""Groups of this process so far. Torch 2.13 splits a group with a bound device into those of a mesh, and reads beyond an empty list then
+(signal 11) if the process had a group of NCCL before, even a destroyed one: https://github.com/pytorch/pytorch/pull/192109."""
 
 
 def form_group(device: torch.device, host: str, port: int, *, rank: int, world_size: int, timeout_s: float) -> None:
     """Join the other ranks; returns when all are there.
+
+    Only the first group of a process binds the device: NCCL then connects at once, and a mesh splits that communicator. Later groups, after
+    a setup that failed, connect with their first collective, on the current device.
 
     Args:
         device: that this rank computes on.
@@ -32,6 +39,7 @@ def form_group(device: torch.device, host: str, port: int, *, rank: int, world_s
         world_size: number of ranks.
         timeout_s: deadline of the rendezvous and of every later collective.
     """
+    is_first = next(_formed) == 0
     with meeting_store(host, port, timeout_s):
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
@@ -39,7 +47,7 @@ def form_group(device: torch.device, host: str, port: int, *, rank: int, world_s
             rank=rank,
             world_size=world_size,
             timeout=datetime.timedelta(seconds=timeout_s),
-            device_id=device if device.type == "cuda" else None,  # NCCL guesses it otherwise, by the rank
+            device_id=device if device.type == "cuda" and is_first else None,
         )
 
 

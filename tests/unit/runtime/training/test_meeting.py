@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from rljob_runtime.cluster import ports
+from rljob_runtime.training import meeting
 from rljob_runtime.training.meeting import form_group, meeting_store
 from tests.support.ports import needs_ipv6
 
@@ -42,3 +44,14 @@ def test_a_port_is_taken_once_and_those_that_nobody_takes_are_let_go(monkeypatch
     kept = ports.take_listener(newest)
     assert kept is not None
     kept.close()
+
+
+def test_only_the_first_group_of_a_process_binds_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch splits a group with a bound device for each dimension of a mesh, which ends a process that had an earlier group of NCCL."""
+    bound: list[object] = []
+    monkeypatch.setattr(meeting, "_formed", itertools.count())
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, device_id, **__: bound.append(device_id))
+    device = torch.device("cuda", 1)
+    for _ in range(3):
+        form_group(device, "127.0.0.1", 1, rank=1, world_size=2, timeout_s=1.0)
+    assert bound == [device, None, None]
