@@ -61,16 +61,18 @@ def checked() -> CheckedJob:
 
 
 def pod(name: str, attempt: int = 1, **fields: Any) -> PodView:
-    """A ready node; ``head=True`` makes it the head."""
+    """A ready node, bound to a machine at once unless that is said of it; ``head=True`` makes it the head."""
     head = fields.pop("head", False)
+    created = fields.get("created", at(1))
     values: dict[str, Any] = {
         "cluster": f"{NAME}-a{attempt}-c",
         "group": "headgroup" if head else "train",
         "is_head": head,
-        "created": at(1),
+        "created": created,
         "deleting": False,
         "phase": "Running",
         "ready": True,
+        "scheduled_at": None if fields.get("unschedulable") else created,
         "unschedulable": None,
         "waiting": None,
         "terminated": None,

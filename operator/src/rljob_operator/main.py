@@ -103,7 +103,7 @@ class Operator:
         """Of the current term; None while this process stands by."""
         self.resync = Resync(client, cache, self._add_from_resync, namespaces=settings.namespace_list, metrics=metrics)
         self.served = ServedSchema(client, metrics, self._read_again)
-        self.gaps = Gaps(self.resync.note_gap, num_watches=len(WATCHED) * max(1, len(settings.namespace_list)))
+        self.gaps = Gaps(self.resync.note_gap, num_watches=lambda: len(WATCHED) * max(1, len(self.resync.namespaces)))
         self._reconciler: Reconciler | None = None
         self._is_complete = False
         """Whether the cache has everything that was there before the watches began."""
@@ -280,8 +280,8 @@ class Operator:
             registry=kopf_registry(self),
             settings=kopf_settings(),
             standalone=True,
-            clusterwide=not self.settings.namespace_list,
-            namespaces=self.settings.namespace_list,
+            clusterwide=not self.resync.namespaces,
+            namespaces=self.resync.namespaces,
             liveness_endpoint=liveness_endpoint(self.settings),
             stop_flag=self._watches_stop,
         )
@@ -326,7 +326,7 @@ def kopf_registry(operator: Operator) -> kopf.OperatorRegistry:
 class Gaps:
     """Tells lists of kopf that follow a gap in a watch from the first ones, which begin it."""
 
-    def __init__(self, note: Callable[[Kind], None], *, num_watches: int) -> None:
+    def __init__(self, note: Callable[[Kind], None], *, num_watches: Callable[[], int]) -> None:
         """``note`` is called with the kind whose watch begins again; ``num_watches``: one for each kind and watched namespace."""
         self._note = note
         self._begun: set[str] = set()
@@ -342,7 +342,7 @@ class Gaps:
         if params.url.path in self._begun:
             self._note(kind)
         self._begun.add(params.url.path)
-        if len(self._begun) == self._num_watches:
+        if len(self._begun) == self._num_watches():
             self.all_begun.set()
 
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from rljob_api.naming import JOB_LABEL
 from rljob_operator.cache import Cache, ObjectKey, Source
-from rljob_operator.errors import KubeError, NotFoundError, SettingsError, UnavailableError
+from rljob_operator.errors import KubeError, NotFoundError, RejectedError, SettingsError, UnavailableError
 from rljob_operator.metrics import Metrics
 from rljob_operator.model import Key
 from rljob_operator.protocol import WATCHED, Kind, KubeClient
@@ -45,7 +45,8 @@ class Resync:
         self._client = client
         self._cache = cache
         self._add = add
-        self._namespaces = namespaces
+        self.namespaces = namespaces
+        """Those that are watched; :meth:`wait_until_served` removes what may not be read."""
         self._metrics = metrics
         self._gaps: set[Kind] = set()
         self._has_gap = asyncio.Event()
@@ -56,12 +57,17 @@ class Resync:
         self._has_gap.set()
 
     async def wait_until_served(self) -> None:
-        """Wait until each kind can be listed.
+        """Wait until each kind can be listed. Of several namespaces, those that may not be read are left out: one that was deleted is such.
 
         Raises:
             SettingsError: a kind is not installed or may not be listed, or the API server did not answer within 120 s.
         """
-        await self._for_each_kind(self._first_page)
+        refused: set[str] = set()
+        await self._for_each_kind(lambda kind: self._in_each_namespace(kind, self._first_page, refused))
+        if refused:
+            remedy = f"{_REMEDY}, or remove them from watch.namespaces"
+            logger.error("namespaces that cannot be read are left out until a restart: %s; %s", ", ".join(sorted(refused)), remedy)
+            self.namespaces = tuple(name for name in self.namespaces if name not in refused)
 
     async def first(self) -> None:
         """List everything; retries while the API server or a CRD is missing.
@@ -123,26 +129,48 @@ class Resync:
                 logger.info("resync found %d changed %ss before the watch delivered them", missed, kind)
         return failed
 
-    async def _first_page(self, kind: Kind) -> None:
-        for namespace in self._namespaces or (None,):
-            async for _ in self._client.pages(kind, namespace, "" if kind is Kind.RLJOB else JOB_LABEL):
-                break
-
     async def _list(self, kind: Kind, source: Source) -> int:
         """List one kind. Returns the number of objects that had changed."""
-        missed = 0
-        for namespace in self._namespaces or (None,):
-            present: set[ObjectKey] = set()
-            version = 0
-            async for page in self._client.pages(kind, namespace, "" if kind is Kind.RLJOB else JOB_LABEL):
-                version = int(page["metadata"]["resourceVersion"])
-                for item in page["items"]:
-                    present.add((kind, item["metadata"]["namespace"], item["metadata"]["name"]))
-                    missed += self._enqueue(self._cache.put(kind, item, source))
-                await asyncio.sleep(0)  # decoding a page blocks the event loop for a moment; let other tasks run
-            swept = self._cache.sweep(kind, present, version, () if namespace is None else (namespace,))
-            missed += sum(self._enqueue(key) for key in swept)
-        return missed
+
+        async def list_one(kind: Kind, namespace: str | None) -> int:
+            return await self._list_one(kind, namespace, source)
+
+        return await self._in_each_namespace(kind, list_one, set())
+
+    async def _in_each_namespace(self, kind: Kind, work: Callable[[Kind, str | None], Awaitable[int]], refused: set[str]) -> int:
+        """The sum of ``work``. A namespace that refuses does not keep others from being looked at; its name is added to ``refused``.
+
+        Raises:
+            KubeError: of the last namespace, if all refuse; any other one at once.
+        """
+        total, num_refused = 0, 0
+        for namespace in self.namespaces or (None,):
+            try:
+                total += await work(kind, namespace)
+            except RejectedError as error:
+                num_refused += 1
+                if namespace is None or num_refused == len(self.namespaces):
+                    raise
+                refused.add(namespace)
+                logger.warning("namespace %s is left out: %s", namespace, error)
+        return total
+
+    async def _first_page(self, kind: Kind, namespace: str | None) -> int:
+        async for _ in self._client.pages(kind, namespace, "" if kind is Kind.RLJOB else JOB_LABEL):
+            break
+        return 0
+
+    async def _list_one(self, kind: Kind, namespace: str | None, source: Source) -> int:
+        missed, version = 0, 0
+        present: set[ObjectKey] = set()
+        async for page in self._client.pages(kind, namespace, "" if kind is Kind.RLJOB else JOB_LABEL):
+            version = int(page["metadata"]["resourceVersion"])
+            for item in page["items"]:
+                present.add((kind, item["metadata"]["namespace"], item["metadata"]["name"]))
+                missed += self._enqueue(self._cache.put(kind, item, source))
+            await asyncio.sleep(0)  # decoding a page blocks the event loop for a moment; let other tasks run
+        swept = self._cache.sweep(kind, present, version, () if namespace is None else (namespace,))
+        return missed + sum(self._enqueue(key) for key in swept)
 
     def _enqueue(self, key: Key | None) -> int:
         if key is None:

@@ -21,8 +21,8 @@ from rljob_api.v1alpha1.pods import EnvFromSource, EnvVar, EnvVarSource
 from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_api.vocabulary import Reason
 
-MIN_RAY_VERSION = (2, 52)
-"""First version with token authentication, which every job's dashboard has."""
+MIN_RAY_VERSION = (2, 53)
+"""First version with the path of the readiness probe; token authentication, which every dashboard has, is older."""
 _TOLERATION = {"key", "operator", "value", "effect", "tolerationSeconds"}
 _OPERATORS = ("Exists", "Equal")
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
@@ -120,7 +120,7 @@ def _ray_version(spec: RLJobSpec) -> Iterator[FieldError]:
     if match is None:
         yield _error("spec.rayVersion", text, "is not a version number", f'write it as "{lowest}.0", or leave it out')
     elif (int(match[1]), int(match[2])) < MIN_RAY_VERSION:
-        problem = f"is older than {lowest}, the first Ray whose dashboard asks for a token"
+        problem = f"is older than {lowest}, the first Ray whose nodes say that they are ready"
         yield _error("spec.rayVersion", text, problem, f"use an image with Ray {lowest} or newer")
 
 

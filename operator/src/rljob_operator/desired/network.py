@@ -11,6 +11,8 @@ from rljob_operator.model import JobView, Manifest
 from rljob_operator.settings import Settings
 
 DASHBOARD_PORT = 8265
+KUBERAY = {"app.kubernetes.io/component": "kuberay-operator"}
+"""Of KubeRay's pods, however it was installed: app.kubernetes.io/name differs between its helm chart and its kustomization."""
 
 
 def network_policy(job: JobView, settings: Settings) -> Manifest:
@@ -19,7 +21,7 @@ def network_policy(job: JobView, settings: Settings) -> Manifest:
     namespace = settings.kuberay_namespace
     kuberay = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}} if namespace else {},
-        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}},
+        "podSelector": {"matchLabels": KUBERAY},
     }
     peers = settings.metrics_peers
     metrics = [{"from": peers, "ports": [{"protocol": "TCP", "port": naming.METRICS_PORT}]}] if peers else []

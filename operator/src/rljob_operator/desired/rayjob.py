@@ -10,8 +10,9 @@ import json
 import shlex
 
 from rljob_api import naming
-from rljob_api.quantities import rounded_up
+from rljob_api.quantities import rounded_down, rounded_up
 from rljob_api.v1alpha1.nodes import NodeGroup
+from rljob_api.v1alpha1.pods import NodeResources
 from rljob_api.v1alpha1.rljob import RLJob
 from rljob_operator.desired import pods
 from rljob_operator.desired.metadata import attempt_labels, child_metadata
@@ -20,6 +21,10 @@ from rljob_operator.model import JobView, Manifest
 MULTI_KUEUE = "kueue.x-k8s.io/multikueue"
 """Controller of RayJobs that run on another cluster."""
 ENTRYPOINT = ("python", "-m", "rljob_runtime.entry.kubernetes")
+KNOWN_TO_RAY_BYTES = 10**10
+"""A /dev/shm of at least this size limits the object store that Ray makes by itself (REQUIRE_SHM_SIZE_THRESHOLD of Ray 2.60)."""
+MIN_STORE_BYTES = 75 << 20
+"""Ray refuses a smaller object store."""
 
 
 def ray_job(job: JobView, resolved: RLJob, attempt: int, dashboard_host: str) -> Manifest:
@@ -50,7 +55,12 @@ def ray_job(job: JobView, resolved: RLJob, attempt: int, dashboard_host: str) ->
                 "rayVersion": spec.ray_version,
                 "authOptions": {"mode": "token"},
                 "headGroupSpec": {
-                    "rayStartParams": {"num-cpus": "0", "num-gpus": "0", "dashboard-host": dashboard_host},
+                    "rayStartParams": {
+                        "num-cpus": "0",
+                        "num-gpus": "0",
+                        "dashboard-host": dashboard_host,
+                        **_object_store(spec.head.resources),
+                    },
                     "template": pods.head_template(job, resolved, attempt),
                 },
                 "workerGroupSpecs": [
@@ -79,7 +89,7 @@ def ray_start_params(group: NodeGroup) -> dict[str, str]:
     """Ray start parameters of a group. All resources are explicit, so that KubeRay infers nothing from resource names."""
     resource = naming.ray_resource(group.device_resource)
     is_gpu = resource == "GPU"
-    params = {"num-gpus": str(group.devices_per_node if is_gpu else 0)}
+    params = {"num-gpus": str(group.devices_per_node if is_gpu else 0), **_object_store(group.resources)}
     if group.resources.cpu_request is not None:
         params["num-cpus"] = str(rounded_up(group.resources.cpu_request))
     custom = {naming.HARDWARE_RESOURCE: 1} if group.hardware is not None else {}
@@ -89,3 +99,15 @@ def ray_start_params(group: NodeGroup) -> dict[str, str]:
         # Single quotes: KubeRay inserts the value verbatim into a shell line, and strips the quotes before parsing it as JSON.
         params["resources"] = f"'{json.dumps(custom)}'"
     return params
+
+
+def _object_store(resources: NodeResources) -> dict[str, str]:
+    """The size of Ray's object store, where Ray would make one larger than a small /dev/shm and put it on the pod's disk instead."""
+    if resources.shared_memory is None:
+        return {}
+    shared_bytes = rounded_down(resources.shared_memory) * 9 // 10
+    if shared_bytes * 19 // 18 >= KNOWN_TO_RAY_BYTES or shared_bytes < MIN_STORE_BYTES:
+        return {}
+    limit = resources.memory_limit
+    wanted_bytes = shared_bytes if limit is None else min(shared_bytes, rounded_down(limit) * 3 // 10)  # Ray's own share of memory
+    return {"object-store-memory": str(max(wanted_bytes, MIN_STORE_BYTES))}

@@ -1,4 +1,4 @@
-"""From the creation of a RayJob to a running driver: which nodes are missing, why, and for how long that is tolerated."""
+"""From the creation of a RayJob to a submitted driver: which nodes are missing, why, and for how long that is tolerated."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ CREATION_WAIT = timedelta(seconds=120)
 """How long a node may take to create the containers of a pod before the condition says so and the node's warnings are read."""
 CREATION_CHECK = timedelta(seconds=120)
 """How often they are read."""
+SUBMISSION_REMEDY = (
+    "Its log says why: mostly a network policy or a service mesh between KubeRay and port 8265 of the head pod, or a dashboard that hangs."
+)
 _PRIORITY = (Reason.IMAGE_UNAVAILABLE, Reason.POD_FAILED, Reason.UNSCHEDULABLE)
 """Most severe first: problems that do not resolve with time before those that may."""
 
@@ -67,9 +70,15 @@ def is_created_late(pod: PodView, now: datetime) -> bool:
 
 
 def creation_check(situation: Situation) -> datetime | None:
-    """When to look at pods whose containers are being created; None if there are none."""
+    """When to look at pods that no scheduler has looked at, or whose containers are being created; None if there are none."""
     begun = [pod.creating_since + CREATION_WAIT for pod in situation.pods if pod.creating_since is not None and not pod.deleting]
+    begun += [pod.created + MACHINE_WAIT for pod in situation.pods if _is_ignored(pod)]
     return min((at if at > situation.now else situation.now + CREATION_CHECK for at in begun), default=None)
+
+
+def _is_ignored(pod: PodView) -> bool:
+    """Whether a scheduler has neither bound it nor said why not, as YuniKorn while it gathers a gang, or one that is down."""
+    return pod.phase == "Pending" and pod.scheduled_at is None and pod.unschedulable is None and not pod.deleting
 
 
 def _creation_note(situation: Situation) -> str:
@@ -83,13 +92,14 @@ def _creation_note(situation: Situation) -> str:
 
 
 def deadline(situation: Situation) -> datetime | None:
-    """When all nodes must be ready; None if they are, while the job is held, and while nodes are missing for want of a machine.
+    """When the driver must be submitted; None if it is, while the job is held, and while nodes are missing for want of a machine.
 
-    The clock runs from the last of: the RayJob's creation, the resumption of a suspended one, and the binding of its last pod that had to
-    wait for a machine.
+    KubeRay 1.6 reports Running as soon as all nodes are ready, and then tries to submit without a limit of its own: until it has, the
+    RayJob has no jobStatus (``rayjob_controller.go``). The clock runs from the last of: the RayJob's creation, the resumption of a
+    suspended one, and the binding of its last pod that had to wait for a machine.
     """
     child, options = situation.live_child, situation.options
-    if child is None or situation.is_held or child.deployment_status == "Running":
+    if child is None or situation.is_held or (child.deployment_status == "Running" and child.job_status):
         return None
     bound = [p.scheduled_at for p in situation.pods if p.scheduled_at is not None and p.scheduled_at - p.created >= MACHINE_WAIT]
     begun = max([child.created, situation.started, *bound])
@@ -103,7 +113,7 @@ def deadline(situation: Situation) -> datetime | None:
 
 
 def overdue(situation: Situation) -> Failure | None:
-    """The failure of an attempt whose nodes were not ready in time."""
+    """The failure of an attempt whose nodes were not ready in time, or whose driver was not submitted."""
     until = deadline(situation)
     if until is None or situation.now < until or situation.attempt is None:
         return None
@@ -114,6 +124,10 @@ def overdue(situation: Situation) -> Failure | None:
     name, limit_s = "startupDeadlineSeconds", options.startup_deadline_s
     if found is not None and found[0] is Reason.UNSCHEDULABLE and options.scheduling_deadline_s is not None:
         name, limit_s = "schedulingDeadlineSeconds", options.scheduling_deadline_s
+    child = situation.live_child
+    if found is None and child is not None and child.deployment_status == "Running":
+        message = f"KubeRay has not submitted the driver of RayJob {child.name} within {name} ({limit_s} s). {SUBMISSION_REMEDY}"
+        return Failure(attempt=situation.attempt, reason=Reason.SUBMISSION_FAILED, message=message)
     message = f"Not ready within {name} ({limit_s} s): {_count(situation)}"
     return Failure(
         attempt=situation.attempt,
@@ -132,7 +146,13 @@ def _invalid_image(situation: Situation) -> str | None:
 
 def problem(situation: Situation) -> Problem | None:
     """The most severe problem that keeps nodes from becoming ready; the first pod by name stands for others with the same problem."""
-    found = [(reason, text) for pod in situation.pods if not pod.ready and not pod.deleting for reason, text in _pod_problem(pod)]
+    waiting = [pod for pod in situation.pods if not pod.ready and not pod.deleting]
+    found = [(reason, text) for pod in waiting for reason, text in _pod_problem(pod)]
+    found += [
+        (Reason.UNSCHEDULABLE, f"Pod {pod.name}: no scheduler has bound it or said why not.")
+        for pod in waiting
+        if _is_ignored(pod) and situation.now - pod.created >= MACHINE_WAIT
+    ]
     name = situation.child.cluster_name if situation.child is not None else ""
     for cluster in situation.observed.clusters:
         if cluster.replica_failure is not None and cluster.name == name:

@@ -82,6 +82,19 @@ ATTEMPTS = [
         expected=waits("Unschedulable"),
     ),
     Case(
+        name="a pod that a scheduler has just been given",
+        scene=scene().child(1, "Initializing").pod("n0", ready=False, phase="Pending", scheduled_at=None),
+        expected=waits("Starting"),
+        actions={"next_check": at(61)},
+    ),
+    Case(
+        name="a pod of which no scheduler says anything waits for a machine",
+        scene=scene().child(1, "Initializing").pod("n0", ready=False, phase="Pending", scheduled_at=None),
+        seconds=2000,
+        expected=waits("Unschedulable"),
+        actions={"next_check": at(2120)},
+    ),
+    Case(
         name="the time without a machine does not count",
         scene=scene().child(1, "Initializing").nodes(ready=False, scheduled_at=at(90_000)),
         seconds=90_100,
@@ -149,6 +162,30 @@ ATTEMPTS = [
         name="the driver is submitted",
         scene=scene().child(1, "Running", job_status="PENDING").nodes(),
         expected=waits("Starting", cluster="True NodesReady"),
+    ),
+    Case(
+        name="KubeRay says Running before it has submitted the driver",
+        scene=scene().child(1, "Running").nodes(),
+        expected=waits("Starting", cluster="True NodesReady"),
+        actions={"next_check": at(1800)},
+    ),
+    Case(
+        name="KubeRay never submitted the driver",
+        scene=scene().spec(startupDeadlineSeconds=90).child(1, "Running").nodes(),
+        seconds=90,
+        expected=over("SubmissionFailed"),
+        failure=(
+            Reason.SUBMISSION_FAILED,
+            "not submitted the driver of RayJob math-grpo-a1 within startupDeadlineSeconds (90 s).",
+        ),
+        message="port 8265",
+    ),
+    Case(
+        name="a node is missing again before the driver was submitted",
+        scene=scene().spec(startupDeadlineSeconds=90).child(1, "Running").nodes().pod("node-2", group="infer", ready=False, waiting=PULL),
+        seconds=90,
+        expected=over("StartupDeadlineExceeded"),
+        failure=(Reason.STARTUP_DEADLINE_EXCEEDED, "2 of 3 nodes are ready. Pod node-2"),
     ),
     Case(name="the driver is training", scene=scene().running(), expected=RUNS),
     Case(

@@ -37,7 +37,8 @@ OTHER_HEAD, OTHER_NODE = pods("other")
 STRANGER = Endpoint(address="10.0.1.1", namespace="elsewhere", labels={})
 NAMESAKE = Endpoint(address="10.0.1.2", namespace="elsewhere", labels=NODE.labels)
 NEIGHBOR = Endpoint(address="10.0.0.9", namespace=HERE, labels={"app": "web"})
-KUBERAY = {"app.kubernetes.io/name": "kuberay-operator"}
+KUBERAY = {"app.kubernetes.io/name": "kuberay", "app.kubernetes.io/component": "kuberay-operator"}
+"""Of pods made by its kustomization; those of its chart have another name and the same component."""
 OPERATOR = Endpoint(address="10.0.2.1", namespace="kuberay", labels=KUBERAY)
 FALSE_OPERATOR = Endpoint(address="10.0.2.2", namespace=HERE, labels=KUBERAY)
 

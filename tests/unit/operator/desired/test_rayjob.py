@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
+from ray._private.services import determine_plasma_store_config
+from ray._private.utils import resolve_object_store_memory
 
 from rljob_api import naming
 from rljob_api.generate import to_yaml
+from rljob_api.quantities import parse
 from rljob_api.validation import check
 from rljob_operator.desired import attempt_objects
 from rljob_operator.model import Manifest
@@ -329,3 +332,23 @@ def test_pure(source: Path) -> None:
         group["template"]["metadata"]["labels"].clear()
     assert job.job.model_dump() == before
     assert attempt_objects(view, job, 1, SETTINGS) == kept
+
+
+@pytest.mark.parametrize(
+    ("memory", "shared"), [("8Gi", "2Gi"), ("64Gi", "8Gi"), ("512Gi", "64Gi"), ("16Gi", "16Gi"), ("2Gi", "1Gi"), (None, "4Gi")]
+)
+def test_rays_object_store_stays_in_shared_memory(monkeypatch: pytest.MonkeyPatch, memory: str | None, shared: str) -> None:
+    """As Ray itself decides: it would put a store that is larger than a small /dev/shm on the disk of the pod."""
+    available = parse(memory or "512Gi")
+    monkeypatch.setattr("ray._private.utils.get_shared_memory_bytes", lambda: int(parse(shared)))
+    monkeypatch.setattr("ray._common.utils.get_system_memory", lambda: int(available))
+    document = yaml.safe_load(SOURCES["gpus"].read_text())
+    document["spec"]["head"] = {"resources": {"memory": memory, "sharedMemory": shared}}
+    document["spec"]["nodeGroups"][0]["resources"] = {"memory": memory, "sharedMemory": shared}
+    cluster = ray_job(yaml.safe_dump(document))["spec"]["rayClusterSpec"]
+    for place in (cluster["headGroupSpec"], cluster["workerGroupSpecs"][0]):
+        given = place["rayStartParams"].get("object-store-memory")
+        size = resolve_object_store_memory(int(available), None if given is None else int(given))
+        folder, _, size = determine_plasma_store_config(size, "/tmp/ray")
+        assert folder == "/dev/shm"
+        assert size <= 0.3 * available

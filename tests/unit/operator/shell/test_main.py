@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import math
+from collections.abc import AsyncIterator
 from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +20,10 @@ from yarl import URL
 from rljob_api.naming import JOB_LABEL
 from rljob_operator import logs, main
 from rljob_operator.cache import Cache, Source
-from rljob_operator.errors import NotFoundError, SettingsError, UnavailableError
+from rljob_operator.errors import NotFoundError, RejectedError, SettingsError, UnavailableError
 from rljob_operator.lease import LEASE_S, Leadership
 from rljob_operator.metrics import Metrics
-from rljob_operator.model import Key
+from rljob_operator.model import Key, Manifest
 from rljob_operator.protocol import WATCHED, Kind
 from rljob_operator.settings import Settings
 from tests.unit.operator.shell.fake_kube import FakeKube
@@ -53,7 +54,7 @@ async def test_all_watches_but_the_one_on_rljobs_select_by_label_on_the_server()
 
 async def test_only_a_list_that_follows_another_is_a_gap():
     noted: list[Kind] = []
-    gaps = main.Gaps(noted.append, num_watches=4)
+    gaps = main.Gaps(noted.append, num_watches=lambda: 4)
 
     async def answered(url: str, status: int = 200) -> None:
         response = SimpleNamespace(status=status)
@@ -85,7 +86,7 @@ async def test_kopf_gets_the_version_of_a_list_and_none_of_its_objects():
     application.router.add_get("/{tail:.*}", answer)
     async with TestServer(application) as server:
         info = kopf.ConnectionInfo(server=str(server.make_url("/")))
-        context = main.observed_session(info, main.Gaps(lambda kind: None, num_watches=1))
+        context = main.observed_session(info, main.Gaps(lambda kind: None, num_watches=lambda: 1))
         async with context.aiohttp_session as session:
             listed = await (await session.get(server.make_url("/api/v1/pods?limit=1"))).json()
             assert listed == {"kind": "PodList", "items": [], "metadata": {"resourceVersion": "7"}}
@@ -292,6 +293,56 @@ def test_what_is_older_than_a_watch_is_not_waited_for(lists: str):
         return list(operator.cache.watch_ages_s().values())
 
     assert set(run(scenario())) == {0.0}
+
+
+class PartlyReadable(FakeKube):
+    """Some of its namespaces refuse to be listed, as without a Role, which a deleted namespace has no more."""
+
+    unreadable: frozenset[str] = frozenset({"gone"})
+
+    async def pages(self, kind: Kind, namespace: str | None, *selectors: str, **others: str) -> AsyncIterator[Manifest]:
+        if namespace in self.unreadable:
+            raise RejectedError(f"list {kind}", 403, f"cannot list resource in the namespace {namespace}")
+        async for page in super().pages(kind, namespace, *selectors, **others):
+            yield page
+
+
+def test_a_deleted_namespace_does_not_keep_the_operator_from_others(caplog: pytest.LogCaptureFixture):
+    kube = PartlyReadable()
+    kube.add(rljob())
+    operator = _operator(kube, replace(SETTINGS, namespaces="gone,team"))
+
+    async def start() -> None:
+        await operator.resync.wait_until_served()
+        await operator.resync.first()
+
+    run(start())
+    assert operator.resync.namespaces == ("team",)
+    assert operator.cache.keys() == [Key(namespace="team", name="math")]
+    assert "namespaces that cannot be read are left out until a restart: gone" in caplog.text
+
+
+def test_a_namespace_that_is_deleted_later_does_not_end_the_comparison_of_others():
+    kube = PartlyReadable()
+    kube.unreadable = frozenset()
+    operator = _operator(kube, replace(SETTINGS, namespaces="gone,team"))
+
+    async def scenario() -> list[Kind]:
+        await operator.resync.wait_until_served()
+        await operator.resync.first()
+        kube.unreadable = frozenset({"gone"})
+        kube.add(rljob())
+        return await operator.resync.compare(WATCHED, Source.OTHER)
+
+    assert run(scenario()) == []
+    assert operator.cache.keys() == [Key(namespace="team", name="math")]
+
+
+def test_an_operator_that_may_read_no_namespace_says_so():
+    kube = PartlyReadable()
+    kube.unreadable = frozenset({"gone", "team"})
+    with pytest.raises(SettingsError, match=r"403 cannot list .*; install the CRDs"):
+        run(_operator(kube, replace(SETTINGS, namespaces="gone,team")).resync.wait_until_served())
 
 
 def test_a_missing_definition_is_waited_for_and_then_named():

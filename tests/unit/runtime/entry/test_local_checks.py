@@ -33,7 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "misspelled_task": {"data": task("basic_arithmetik")},
     "reward_function_not_found": {"rewards": REWARD},
     "reward_module_not_found": {"rewards": [REWARD[0] | {"function": "no_such_rewards:score"}]},
-    "other_ray": {"rayVersion": "2.52.0"},
+    "other_ray": {"rayVersion": "2.53.0"},
     "misspelled_key": {"trainng": {"steps": 3}},
 }
 
