@@ -26,7 +26,7 @@ from rljob_api.v1alpha1 import RLJob
 from rljob_api.vocabulary import OptimizerStateDType
 from rljob_runtime.engine.vllm import server_settings
 from rljob_runtime.routes import route_dtype
-from rljob_runtime.training import context_parallel, sharing
+from rljob_runtime.training import checkpoint, checkpoint_writing, context_parallel, sharing
 from rljob_runtime.training import model as training_model
 from rljob_runtime.training.attention import Packing
 from rljob_runtime.training.bfloat16_adamw import STRETCH_NUMBERS
@@ -338,6 +338,7 @@ def test_gradients_that_are_reduced_with_each_micro_batch_are_never_whole(worker
 
 def test_constants_are_those_of_the_runtime() -> None:
     assert training_needs.ONE_UNIT_BYTES == training_model.ONE_UNIT_BYTES
+    assert training_needs.SYNCHRONOUS_CHECKPOINT_BYTES == checkpoint_writing.FILE_BYTES * checkpoint.FILES["cuda"]
     assert {"cpu": step_needs.CPU_STRETCH_NUMBERS, "cuda": step_needs.CUDA_STRETCH_NUMBERS} == STRETCH_NUMBERS
     assert layer_activations.CPU_CALL_FLOPS == sharing.CPU_CALL_FLOPS
     assert route_dtype(MAX_INT8_EXPERTS) is np.int8

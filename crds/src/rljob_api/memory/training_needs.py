@@ -26,10 +26,12 @@ from rljob_api.memory.shape import DecoderShape
 from rljob_api.memory.step_needs import routes, stepping
 from rljob_api.memory.sync_needs import SyncNeeds
 from rljob_api.memory.training_sizes import PolicySizes
-from rljob_api.memory.units import MIB, ceil_div, show_count
+from rljob_api.memory.units import GIB, MIB, ceil_div, show_count
 
 MASTER_BYTES = 4
 """Bytes of one float32 number."""
+SYNCHRONOUS_CHECKPOINT_BYTES = 2 * GIB
+"""Files of half a GiB, four at a time."""
 ONE_UNIT_BYTES = 32 * MIB
 """``rljob_runtime.training.model.ONE_UNIT_BYTES``: a model up to this size is gathered as a whole."""
 
@@ -71,12 +73,15 @@ class PolicyNeeds(PolicySizes):
         return {passes: routes(self.training, self.shape.decoder, samples * self.full_tokens)}
 
     def _saved(self, *trained: Need) -> tuple[Need, ...]:
-        """What an asynchronous checkpoint copies (``rljob_runtime.training.checkpoint``): trained weights and both moments."""
-        if not self.spec.checkpoint.asynchronous:
+        """What a checkpoint copies (``rljob_runtime.training.checkpoint``): trained weights and both moments, or some files of them."""
+        name, num_bytes = "checkpoint while it is written", sum(need.num_bytes for need in trained)
+        if self.spec.checkpoint.asynchronous:
+            formula, remedy = " + ".join(need.formula for need in trained), "checkpoint.asynchronous: false"
+            return (Need(kind=Kind.WORKSPACE, name=name, formula=formula, num_bytes=num_bytes, remedy=remedy),)
+        if not self.on_cuda:
             return ()
-        name, remedy = "checkpoint while it is written", "checkpoint.asynchronous: false"
-        formula = " + ".join(need.formula for need in trained)
-        return (Need(kind=Kind.WORKSPACE, name=name, formula=formula, num_bytes=sum(need.num_bytes for need in trained), remedy=remedy),)
+        least = min(num_bytes, SYNCHRONOUS_CHECKPOINT_BYTES)
+        return (Need(kind=Kind.WORKSPACE, name=name, formula="tensors of the files that are being written", num_bytes=least),)
 
     def frozen(self) -> ProcessNeeds:
         """Needs of a reference, held in the dtype of the computation."""

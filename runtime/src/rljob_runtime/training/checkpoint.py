@@ -6,7 +6,7 @@ The caller makes a new folder per checkpoint and marks it complete afterwards; h
 ::
 
     begin:  state ── copy to host memory ──> a thread: save (collectives in a gloo group of their own), fsync, checksums ──> sums
-    save:   state ────────────────────────────────────> the same, awaited, without a copy
+    save:   state ────────────────────────────────────> the same, awaited, a few files' worth of copies at a time
     load:   .metadata ── allow-listed unpickler ──> plan ── torch.load(weights_only=True) ──> state
 """
 
@@ -14,26 +14,28 @@ from __future__ import annotations
 
 import datetime
 import functools
+import logging
 import pickle
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from rljob_runtime.checkpoint_files import FileSum, sum_file
+from rljob_runtime.cuda_errors import forget_error
 from rljob_runtime.errors import CheckpointError
 from rljob_runtime.training.bfloat16_adamw import MOMENTS
 from rljob_runtime.training.checkpoint_reading import METADATA, CheckedReader, TensorsPlanner
+from rljob_runtime.training.checkpoint_writing import PiecewiseWriter
 from rljob_runtime.training.parallel import has_disjoint_shards, layout_of, local_tensor
 
 TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True, strict=False)
@@ -41,11 +43,12 @@ TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True, strict=False)
 WRITE_TIMEOUT_S = 1800.0
 """Deadline of writing: of each wait of a rank for the files of the others."""
 FILES = {"cuda": 4, "cpu": 1}
-"""Files of a rank by the device of its state, written side by side: one file reached 0.5 GB/s on a machine with an H200, a plain one 1.4.
-On a CPU the cores train meanwhile."""
+"""Files of a rank that are written side by side, by the device of its state. One file reached 0.5 GB/s on a machine with an H200, a plain
+one 1.4. On a CPU the cores train meanwhile."""
 CLOSE_TIMEOUT_S = 60.0
 """How long a worker that leaves waits for a checkpoint that is still being written."""
 State = dict[str, Any]
+logger = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
@@ -74,21 +77,12 @@ class CheckpointWriter:
             CheckpointError: another one is still being written.
         """
         self._require_idle(folder)
-        if self._stager is None:
-            self._stager = DefaultStager(
-                StagingOptions(
-                    use_pinned_memory=self._pinned, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=self._pinned
-                )
-            )
-        copy = self._stager.stage(_state(model, optimizer, extra))
-        if not self._pinned:  # pinned memory is slow to get, and is kept for the next one
-            self._stager.close()
-            self._stager = None
+        copy = self._staged(_state(model, optimizer, extra))
         self._folder, self._pending = folder, Future()
         threading.Thread(target=self._write_behind, args=(self._pending, folder, copy), name="checkpoint", daemon=True).start()
 
     def save(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, extra: State) -> tuple[FileSum, ...]:
-        """Write the state and return when it is durable, without a copy of it; arguments as of :meth:`begin`.
+        """Write the state and return when it is durable, without a copy of all of it; arguments as of :meth:`begin`.
 
         Returns:
             The files that this rank wrote, names relative to ``folder``.
@@ -128,6 +122,23 @@ class CheckpointWriter:
             self._stager.close()
             self._stager = None
 
+    def _staged(self, state: State) -> State:
+        """A copy in host memory. Page-locked memory is slow to get, and is kept for the next one."""
+        if self._pinned:
+            self._stager = self._stager or _stager(pinned=True)
+            try:
+                return cast(State, self._stager.stage(state))
+            except RuntimeError as error:  # what torch makes of cudaHostRegister's code
+                logger.warning("checkpoints are copied through pageable memory, because CUDA page-locked none: %s", error)
+                self._stager.close()
+                self._stager, self._pinned = None, False
+                forget_error()
+        stager = _stager(pinned=False)
+        try:
+            return cast(State, stager.stage(state))
+        finally:
+            stager.close()
+
     def _begun(self) -> Future[tuple[FileSum, ...]]:
         if self._pending is None:
             raise CheckpointError("no checkpoint was begun; call begin_checkpoint first")
@@ -150,7 +161,7 @@ class CheckpointWriter:
         """
         rank = dist.get_rank()
         try:
-            writer = FileSystemWriter(folder, sync_files=True, thread_count=self._num_files)
+            writer = PiecewiseWriter(folder, threads=self._num_files)
             save(state, storage_writer=writer, process_group=self._group)
             names = sorted(path.name for path in folder.glob(f"__{rank}_*")) + ([METADATA] if rank == 0 else [])
             with ThreadPoolExecutor(self._num_files) as threads:
@@ -159,6 +170,11 @@ class CheckpointWriter:
             raise CheckpointError(
                 f"checkpoint {folder} cannot be written: {error}; free space or point checkpoint storage elsewhere"
             ) from error
+
+
+def _stager(*, pinned: bool) -> DefaultStager:
+    options = StagingOptions(use_pinned_memory=pinned, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=pinned)
+    return DefaultStager(options)
 
 
 def checkpoint_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:

@@ -6,30 +6,29 @@ A port that is only known to be free can be another job's, or another group's of
 from __future__ import annotations
 
 import datetime
-import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
-from rljob_runtime.addresses import host_and_port
+from rljob_runtime.addresses import family_of, host_and_port, source_address
 from rljob_runtime.cluster.ports import take_listener
 
 C10D: Any = dist
 """Torch's annotations leave out its stores."""
-_formed = itertools.count()
-"""Groups of this process so far. Torch 2.13 splits a group with a bound device into those of a mesh, and reads beyond an empty list then
-(signal 11) if the process had a group of NCCL before, even a destroyed one: https://github.com/pytorch/pytorch/pull/192109."""
 
 
 def form_group(device: torch.device, host: str, port: int, *, rank: int, world_size: int, timeout_s: float) -> None:
     """Join the other ranks; returns when all are there.
 
-    Only the first group of a process binds the device: NCCL then connects at once, and a mesh splits that communicator. Later groups, after
-    a setup that failed, connect with their first collective, on the current device.
+    No device is bound to the group. Torch 2.13 would split such a group for each dimension of a mesh, and read beyond an empty list then
+    (signal 11) if the process had a group of NCCL before, even a destroyed one: https://github.com/pytorch/pytorch/pull/192109. So NCCL
+    connects with the first collective, on the current device.
 
     Args:
         device: that this rank computes on.
@@ -39,7 +38,7 @@ def form_group(device: torch.device, host: str, port: int, *, rank: int, world_s
         world_size: number of ranks.
         timeout_s: deadline of the rendezvous and of every later collective.
     """
-    is_first = next(_formed) == 0
+    name_interface(host)
     with meeting_store(host, port, timeout_s):
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
@@ -47,8 +46,21 @@ def form_group(device: torch.device, host: str, port: int, *, rank: int, world_s
             rank=rank,
             world_size=world_size,
             timeout=datetime.timedelta(seconds=timeout_s),
-            device_id=device if device.type == "cuda" and is_first else None,
         )
+
+
+def name_interface(host: str) -> None:
+    """Tell gloo which network leads to the other ranks, unless the user has.
+
+    It takes that of the host's name otherwise: a loopback where /etc/hosts says ``127.0.1.1``, also in pods with such a machine's network.
+
+    Args:
+        host: address of rank 0.
+    """
+    own = source_address(family_of(host), host)
+    names = [name for name, addresses in psutil.net_if_addrs().items() if any(a.address == own for a in addresses)]
+    if names and own is not None and not ip_address(own).is_loopback:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", names[0])
 
 
 @contextmanager

@@ -12,7 +12,6 @@ go through CUDA's own pageable staging, and a warning says why.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rljob_runtime.cuda_errors import forget_error
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.offload.copies import Copies, Direction, copies_for
 from rljob_runtime.weightsync.packing import as_byte_tensor
@@ -69,23 +69,8 @@ class CudaHostMemory:
     def _described(self, call: str, code: int) -> str | None:
         if code == torch.cuda.cudaStatus.SUCCESS:
             return None
-        _forget_error()
+        forget_error()
         return f"{call}: {torch.cuda.CudaError(code)}"
-
-
-def _forget_error() -> None:
-    """Reset the runtime's last error of this thread, which torch's check of its next kernel would take for that kernel's.
-
-    Torch binds no ``cudaGetLastError``; its runtime library is in the process already, and is found by its name.
-    """
-    if torch.version.cuda is None:
-        return
-    try:
-        runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
-    except OSError as error:  # torch has it linked in
-        logger.warning("the CUDA runtime's last error cannot be reset: %s", error)
-        return
-    runtime.cudaGetLastError()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
+import os
 import socket
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -46,12 +47,31 @@ def test_a_port_is_taken_once_and_those_that_nobody_takes_are_let_go(monkeypatch
     kept.close()
 
 
-def test_only_the_first_group_of_a_process_binds_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_group_binds_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch splits a group with a bound device for each dimension of a mesh, which ends a process that had an earlier group of NCCL."""
-    bound: list[object] = []
-    monkeypatch.setattr(meeting, "_formed", itertools.count())
-    monkeypatch.setattr(dist, "init_process_group", lambda *_, device_id, **__: bound.append(device_id))
-    device = torch.device("cuda", 1)
-    for _ in range(3):
-        form_group(device, "127.0.0.1", 1, rank=1, world_size=2, timeout_s=1.0)
-    assert bound == [device, None, None]
+    given: list[dict[str, object]] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **options: given.append(options))
+    form_group(torch.device("cuda", 1), "127.0.0.1", 1, rank=1, world_size=2, timeout_s=1.0)
+    assert "device_id" not in given[0]
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "expected"),
+    [("10.1.2.3", None, "eth1"), ("10.1.2.3", "bond0", "bond0"), ("127.0.0.1", None, None), ("10.9.9.9", None, None), (None, None, None)],
+    ids=["another node", "the user's", "this machine", "of no interface", "no way"],
+)
+def test_gloo_takes_the_network_that_leads_to_rank_0(
+    monkeypatch: pytest.MonkeyPatch, own: str | None, given: str | None, expected: str | None
+) -> None:
+    """Not that of the host's name, which is a loopback where /etc/hosts says 127.0.1.1."""
+    if given is None:
+        monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    else:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", given)
+    networks = {"lo": ["127.0.0.1"], "eth0": ["192.168.1.7"], "eth1": ["fe80::1%eth1", "10.1.2.3"]}
+    found = {name: [SimpleNamespace(address=address) for address in addresses] for name, addresses in networks.items()}
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: found)
+    monkeypatch.setattr(meeting, "source_address", lambda family, host: own)
+    meeting.name_interface("10.1.2.1")
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == expected
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
