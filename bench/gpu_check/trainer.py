@@ -127,7 +127,7 @@ def check_checkpoint(scale: Scale) -> Iterator[Line]:
     """The smallest size, written and read again after another step; the same log-probs, bit for bit."""
     model = scale.models[0]
     state_bytes = estimate(model, scale, lora=False).state_bytes
-    require(state_bytes, shutil.disk_usage(scale.folder).free, f"a checkpoint of {model.name} in {scale.folder}")
+    require(2 * state_bytes, shutil.disk_usage(scale.folder).free, f"two checkpoints of {model.name} in {scale.folder}")
     folder = scale.folder / "checkpoint"
     with policy(model, scale, learning_rate=1e-3) as worker:
         given = batch(scale, int(model.config["vocab_size"]))
@@ -146,6 +146,18 @@ def check_checkpoint(scale: Scale) -> Iterator[Line]:
         worker.load_checkpoint(folder)
         loaded_s = time.perf_counter() - started
         after = worker.compute_logprobs(given.token_ids, given.lengths, 1.0)
+        shutil.rmtree(folder)
+        folder.mkdir()
+        scale.begin("writing a checkpoint beside training")
+        for number in range(2):  # the second is copied into memory that is page-locked already
+            (folder / str(number)).mkdir()
+            started = time.perf_counter()
+            worker.begin_checkpoint(folder / str(number))
+            stopped_s = time.perf_counter() - started
+            worker.train_step([given], 2 + number)
+            worker.finish_checkpoint(scale.wait_s)
+        worker.load_checkpoint(folder / "0")
+        beside = worker.compute_logprobs(given.token_ids, given.lengths, 1.0)
     shutil.rmtree(folder)
     limit = file_rate(scale.folder, written)
     yield share(
@@ -161,6 +173,9 @@ def check_checkpoint(scale: Scale) -> Iterator[Line]:
     note = f"the step in between moved them by {moved:.2g}"
     differing = float(np.abs(after - before).max()) if moved > 0 else float("nan")
     yield equal("checkpoint", "log-probs after reading it", differing, note=note)
+    yield Line(check="checkpoint", what="beside training: the trainer is stopped", value=stopped_s, unit="s")
+    differing = float(np.abs(beside - before).max()) if moved > 0 else float("nan")
+    yield equal("checkpoint", "log-probs after reading one written beside training", differing, note=note)
 
 
 def check_switch(scale: Scale) -> Iterator[Line]:

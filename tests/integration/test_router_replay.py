@@ -190,6 +190,22 @@ def test_vllm_is_asked_where_it_can_answer(tmp_path: Path, monkeypatch: pytest.M
     assert (elsewhere.enable_return_routed_experts, elsewhere.enable_prefix_caching) == (True, True)
 
 
+def test_a_draft_keeps_its_weights_while_those_of_the_model_are_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No update brings them, and vLLM's sleep of level 2 drops all that it is not asked to keep."""
+    from vllm.platforms import current_platform
+
+    from rljob_runtime.engine.vllm.engine_args import engine_args
+
+    CONFIG.save_pretrained(tmp_path)
+    config = replace(config_for(str(tmp_path)), max_model_len=4096)
+    assert engine_args(replace(config, release="discard")).sleep_preserve_parameter_names == []
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
+    kept = {
+        release: engine_args(replace(config, release=release)).sleep_preserve_parameter_names for release in ("never", "discard", "copy")
+    }
+    assert kept == {"never": [], "discard": ["draft.*"], "copy": []}
+
+
 def test_routes_are_not_asked_of_an_engine_that_has_none() -> None:
     limits = RequestLimits(max_model_len=64, vocab_size=VOCAB, finds_texts=False)
     asked = [GenerationRequest(request_id="r", prompt_token_ids=ids(1), sampling=SAMPLING, seed=0)]

@@ -8,7 +8,7 @@ import pytest
 
 from rljob_api.crd.reference import index
 from rljob_api.errors import SpecInvalidError
-from rljob_api.rules.engine_arguments import OWN_ARGUMENTS
+from rljob_api.rules.engine_arguments import OWN_ARGUMENTS, UNSAFE_ARGUMENTS
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import EngineType
 from rljob_api.validation import check
@@ -33,6 +33,13 @@ def test_arguments_of_the_engine_pass() -> None:
 def test_what_rljob_sets_itself_is_refused_with_the_field_to_use(name: str) -> None:
     with pytest.raises(SpecInvalidError, match=rf"spec\.components\[1\]\.engine\.extraArgs\.{name}: 1: is set by RLJob itself; "):
         spec_with({name: 1})
+
+
+@pytest.mark.parametrize("name", UNSAFE_ARGUMENTS)
+def test_what_would_keep_updates_from_the_weights_is_refused(name: str) -> None:
+    with pytest.raises(SpecInvalidError, match=rf"extraArgs\.{name}: 1: (moves experts|keeps weights in host memory).*; remove it"):
+        spec_with({name: 1})
+    spec_with({name: 0})
 
 
 def test_the_fields_to_use_exist() -> None:

@@ -72,12 +72,24 @@ OWN_ARGUMENTS: Mapping[EngineType, Mapping[str, str]] = {
 """Arguments of each engine that RLJob sets itself, and the field to use instead."""
 
 
+_MOVES_EXPERTS = "moves experts of a mixture, and weight updates would reach those that were there at the start"
+_MOVES_WEIGHTS = "keeps weights in host memory, which vLLM would bring over those of an update"
+UNSAFE_ARGUMENTS: Mapping[str, str] = {
+    **dict.fromkeys(("enable_eplb", "eplb_config"), _MOVES_EXPERTS),
+    **dict.fromkeys(("offload_backend", "offload_params", "offload_group_size"), _MOVES_WEIGHTS),
+    **dict.fromkeys(("offload_num_in_group", "offload_prefetch_step"), _MOVES_WEIGHTS),
+}
+"""vLLM's arguments with which an update would leave other weights than the trainer's (vLLM 0.32: ``routed_experts``, ``prefetch``)."""
+
+
 def _own_arguments(spec: RLJobSpec) -> Iterator[FieldError]:
     for path, engine in _engines(spec):
         own = OWN_ARGUMENTS.get(engine.type, {})
         for name, value in engine.extra_args.items():
             if name in own:
                 yield _error(f"{path}.extraArgs.{name}", value, "is set by RLJob itself", own[name])
+            elif engine.type is EngineType.VLLM and name in UNSAFE_ARGUMENTS and value:
+                yield _error(f"{path}.extraArgs.{name}", value, UNSAFE_ARGUMENTS[name], "remove it")
 
 
 def _max_model_len(spec: RLJobSpec) -> Iterator[FieldError]:

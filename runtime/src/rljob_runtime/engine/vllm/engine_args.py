@@ -58,6 +58,8 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         "enable_return_routed_experts": config.returns_routes and not on_cpu,  # on CPU StepRoutes reads them
         "async_scheduling": False,
         "enable_sleep_mode": not on_cpu and config.release != "never",
+        # Of a draft model, which no update brings; without one the pattern matches nothing.
+        "sleep_preserve_parameter_names": ["draft.*"] if not on_cpu and config.release == "discard" else [],
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": MAX_LISTED,
         "weight_transfer_config": WeightTransferConfig(backend=weight_receiver.BACKEND),

@@ -20,6 +20,7 @@ may allocate on the device during that offload; and its memory cannot be exporte
 from __future__ import annotations
 
 import ctypes
+import gc
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -254,6 +255,7 @@ class CudaMemory:
         else:
             self._core.engine_core.pause_scheduler("keep")
             self._core.engine_core.model_executor.discard(("kv_cache",))
+            _on_workers(self._core, return_cached_blocks, deadline)
         return self._moved(before, self._awake(deadline))
 
     def load(self, kinds: Collection[StateKind], deadline: float) -> Moved:
@@ -281,6 +283,12 @@ class CudaMemory:
             for kind, size in row.items():
                 total[kind] = total.get(kind, 0) + size
         return total
+
+
+def return_cached_blocks(worker: Any) -> None:
+    """Give the device what torch keeps for later, as vLLM's own sleep does; activations and buckets of an update among it."""
+    gc.collect()
+    torch.accelerator.empty_cache()
 
 
 def sleep_awake_bytes(worker: Any) -> Bytes:

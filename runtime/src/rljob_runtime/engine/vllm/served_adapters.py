@@ -68,7 +68,7 @@ def install_empty(worker: Any) -> None:
 
 def reload_model(worker: Any) -> None:
     """Read the model's own weights from its folder again, after they were discarded; the adapters are gone then."""
-    worker.model_runner.reload_weights()
+    worker.reload_weights()  # the worker's, in whose configuration layers are prepared
     repack_shared_weights(worker.model_runner.get_model())
     install_empty(worker)
 

@@ -35,6 +35,6 @@ class MovableMemory:
         worker: Any = self
         memory.restore_weights(worker)
         with torch.inference_mode():
-            worker.model_runner.reload_weights()
+            worker.reload_weights()
             repack_shared_weights(worker.model_runner.get_model())
         memory.restore_cache(worker)
