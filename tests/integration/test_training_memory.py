@@ -338,7 +338,8 @@ def test_gradients_that_are_reduced_with_each_micro_batch_are_never_whole(worker
 
 def test_constants_are_those_of_the_runtime() -> None:
     assert training_needs.ONE_UNIT_BYTES == training_model.ONE_UNIT_BYTES
-    assert training_needs.SYNCHRONOUS_CHECKPOINT_BYTES == checkpoint_writing.FILE_BYTES * checkpoint.FILES["cuda"]
+    assert training_needs.CHECKPOINT_FILES == checkpoint.FILES["cuda"]
+    assert training_needs.CHECKPOINT_FILE_BYTES == checkpoint_writing.FILE_BYTES
     assert {"cpu": step_needs.CPU_STRETCH_NUMBERS, "cuda": step_needs.CUDA_STRETCH_NUMBERS} == STRETCH_NUMBERS
     assert layer_activations.CPU_CALL_FLOPS == sharing.CPU_CALL_FLOPS
     assert route_dtype(MAX_INT8_EXPERTS) is np.int8

@@ -127,6 +127,7 @@ def scenes(draw: st.DrawFn) -> Scene:
             unready_since=None if ready else draw(optional_moments),
             is_node_silent=not ready and draw(flags),
             unschedulable=draw(optional_messages),
+            scheduled_at=draw(optional_moments),
             waiting=draw(waits),
             terminated=draw(ends),
             deletion_time=draw(optional_moments),

@@ -343,7 +343,7 @@ class Reason(StrEnum):
     CHILD_NAME_TAKEN = "ChildNameTaken"
     """Another object already has the name of the RayJob to create; delete it or rename the RLJob."""
     UNSCHEDULABLE = "Unschedulable"
-    """A pod finds no node with what it needs; the message is the scheduler's."""
+    """A pod finds no node with what it needs; the message is the scheduler's, or says that no scheduler has reported anything."""
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     """A pod's image cannot be pulled; the message names pod, image and the node's error."""
     POD_FAILED = "PodFailed"

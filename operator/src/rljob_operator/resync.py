@@ -27,6 +27,7 @@ PERIOD_S: Final = 300.0
 FIRST_DEADLINE_S: Final = 120.0
 """Timeout of the initial lists, including the wait for the API server and the CRDs."""
 RETRY_S: Final = 2.0
+FORBIDDEN: Final = 403
 FIRST_PAUSE_S: Final = 1.0
 """Pause after the comparison that follows a gap."""
 MAX_PAUSE_S: Final = 32.0
@@ -47,6 +48,7 @@ class Resync:
         self._add = add
         self.namespaces = namespaces
         """Those that are watched; :meth:`wait_until_served` removes what may not be read."""
+        self._left_out: tuple[str, ...] = ()
         self._metrics = metrics
         self._gaps: set[Kind] = set()
         self._has_gap = asyncio.Event()
@@ -63,11 +65,20 @@ class Resync:
             SettingsError: a kind is not installed or may not be listed, or the API server did not answer within 120 s.
         """
         refused: set[str] = set()
-        await self._for_each_kind(lambda kind: self._in_each_namespace(kind, self._first_page, refused))
+
+        async def first_page(kind: Kind) -> int:
+            if kind is WATCHED[0]:
+                refused.clear()  # of an earlier try
+            return await self._in_each_namespace(kind, self._first_page, refused)
+
+        await self._for_each_kind(first_page)
+        readable = tuple(name for name in self.namespaces if name not in refused)
+        if refused and not readable:
+            raise SettingsError(f"none of the namespaces {', '.join(self.namespaces)} can be read; {_REMEDY}")
         if refused:
             remedy = f"{_REMEDY}, or remove them from watch.namespaces"
-            logger.error("namespaces that cannot be read are left out until a restart: %s; %s", ", ".join(sorted(refused)), remedy)
-            self.namespaces = tuple(name for name in self.namespaces if name not in refused)
+            logger.error("namespaces that cannot be read are left out: %s; %s", ", ".join(sorted(refused)), remedy)
+        self.namespaces, self._left_out = readable, tuple(sorted(refused))
 
     async def first(self) -> None:
         """List everything; retries while the API server or a CRD is missing.
@@ -92,7 +103,11 @@ class Resync:
                 return
 
     async def run(self) -> None:
-        """Compare a kind after a gap in its watch, and all kinds every five minutes, until cancelled."""
+        """Compare a kind after a gap in its watch, and all kinds every five minutes, until cancelled.
+
+        Raises:
+            SettingsError: a namespace that was left out can be read; watches begin with the process.
+        """
         clock_s = asyncio.get_running_loop().time
         full_s, pause_s, quiet_s = clock_s() + PERIOD_S, FIRST_PAUSE_S, 0.0
         while True:
@@ -101,6 +116,7 @@ class Resync:
                     await self._has_gap.wait()
             except TimeoutError:
                 await self.compare(WATCHED, Source.OTHER)
+                await self._look_at_left_out()
                 full_s = clock_s() + PERIOD_S
                 continue
             if clock_s() > quiet_s:
@@ -137,6 +153,15 @@ class Resync:
 
         return await self._in_each_namespace(kind, list_one, set())
 
+    async def _look_at_left_out(self) -> None:
+        for namespace in self._left_out:
+            try:
+                for kind in WATCHED:
+                    await self._first_page(kind, namespace)
+            except KubeError:
+                continue
+            raise SettingsError(f"namespace {namespace} can be read now; the operator restarts to watch it")
+
     async def _in_each_namespace(self, kind: Kind, work: Callable[[Kind, str | None], Awaitable[int]], refused: set[str]) -> int:
         """The sum of ``work``. A namespace that refuses does not keep others from being looked at; its name is added to ``refused``.
 
@@ -149,10 +174,10 @@ class Resync:
                 total += await work(kind, namespace)
             except RejectedError as error:
                 num_refused += 1
-                if namespace is None or num_refused == len(self.namespaces):
+                if namespace is None or error.status != FORBIDDEN or num_refused == len(self.namespaces):
                     raise
                 refused.add(namespace)
-                logger.warning("namespace %s is left out: %s", namespace, error)
+                logger.warning("namespace %s cannot be read: %s", namespace, error)
         return total
 
     async def _first_page(self, kind: Kind, namespace: str | None) -> int:

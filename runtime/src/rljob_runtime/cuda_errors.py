@@ -10,7 +10,7 @@ import torch
 logger = logging.getLogger(__name__)
 
 
-def forget_error() -> None:
+def clear_last_error() -> None:
     """Reset the runtime's last error of this thread, which torch's check of its next kernel would take for that kernel's.
 
     Torch binds no ``cudaGetLastError``; its runtime library is in the process already, and is found by its name.

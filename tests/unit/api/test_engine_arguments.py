@@ -37,9 +37,15 @@ def test_what_rljob_sets_itself_is_refused_with_the_field_to_use(name: str) -> N
 
 @pytest.mark.parametrize("name", UNSAFE_ARGUMENTS)
 def test_what_would_keep_updates_from_the_weights_is_refused(name: str) -> None:
-    with pytest.raises(SpecInvalidError, match=rf"extraArgs\.{name}: 1: (moves experts|keeps weights in host memory).*; remove it"):
+    with pytest.raises(SpecInvalidError, match=rf"extraArgs\.{name}: 1: (rearranges experts|keeps weights|keeps KV cache).*; remove it"):
         spec_with({name: 1})
     spec_with({name: 0})
+
+
+def test_weights_may_be_offloaded_where_updates_reach_them() -> None:
+    spec_with({"offload_backend": "uva", "cpu_offload_gb": 4})
+    with pytest.raises(SpecInvalidError, match='offload_backend: "prefetch": keeps weights in host memory'):
+        spec_with({"offload_backend": "prefetch"})
 
 
 def test_the_fields_to_use_exist() -> None:

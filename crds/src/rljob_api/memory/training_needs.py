@@ -30,8 +30,8 @@ from rljob_api.memory.units import GIB, MIB, ceil_div, show_count
 
 MASTER_BYTES = 4
 """Bytes of one float32 number."""
-SYNCHRONOUS_CHECKPOINT_BYTES = 2 * GIB
-"""Files of half a GiB, four at a time."""
+CHECKPOINT_FILES, CHECKPOINT_FILE_BYTES = 4, GIB // 2
+"""Files that a rank on a GPU writes at a time, and their size (``rljob_runtime.training``: ``checkpoint``, ``checkpoint_writing``)."""
 ONE_UNIT_BYTES = 32 * MIB
 """``rljob_runtime.training.model.ONE_UNIT_BYTES``: a model up to this size is gathered as a whole."""
 
@@ -80,8 +80,11 @@ class PolicyNeeds(PolicySizes):
             return (Need(kind=Kind.WORKSPACE, name=name, formula=formula, num_bytes=num_bytes, remedy=remedy),)
         if not self.on_cuda:
             return ()
-        least = min(num_bytes, SYNCHRONOUS_CHECKPOINT_BYTES)
-        return (Need(kind=Kind.WORKSPACE, name=name, formula="tensors of the files that are being written", num_bytes=least),)
+        decoder = self.shape.decoder  # the largest tensor is the embedding, or the experts of a layer
+        largest = 0 if decoder is None else max(decoder.embedding_parameters, decoder.layer_expert_parameters)
+        files = CHECKPOINT_FILES * max(CHECKPOINT_FILE_BYTES, ceil_div(largest, self.data) * MASTER_BYTES)
+        formula = "tensors of the files that are being written"
+        return (Need(kind=Kind.WORKSPACE, name=name, formula=formula, num_bytes=min(num_bytes, files)),)
 
     def frozen(self) -> ProcessNeeds:
         """Needs of a reference, held in the dtype of the computation."""

@@ -120,7 +120,7 @@ def _ray_version(spec: RLJobSpec) -> Iterator[FieldError]:
     if match is None:
         yield _error("spec.rayVersion", text, "is not a version number", f'write it as "{lowest}.0", or leave it out')
     elif (int(match[1]), int(match[2])) < MIN_RAY_VERSION:
-        problem = f"is older than {lowest}, the first Ray whose nodes say that they are ready"
+        problem = f"is older than {lowest}, the first Ray with the health check of readiness probes, /api/healthz"
         yield _error("spec.rayVersion", text, problem, f"use an image with Ray {lowest} or newer")
 
 

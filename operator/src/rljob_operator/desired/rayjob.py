@@ -21,7 +21,7 @@ from rljob_operator.model import JobView, Manifest
 MULTI_KUEUE = "kueue.x-k8s.io/multikueue"
 """Controller of RayJobs that run on another cluster."""
 ENTRYPOINT = ("python", "-m", "rljob_runtime.entry.kubernetes")
-KNOWN_TO_RAY_BYTES = 10**10
+RAY_SHM_THRESHOLD_BYTES = 10**10
 """A /dev/shm of at least this size limits the object store that Ray makes by itself (REQUIRE_SHM_SIZE_THRESHOLD of Ray 2.60)."""
 MIN_STORE_BYTES = 75 << 20
 """Ray refuses a smaller object store."""
@@ -105,8 +105,9 @@ def _object_store(resources: NodeResources) -> dict[str, str]:
     """The size of Ray's object store, where Ray would make one larger than a small /dev/shm and put it on the pod's disk instead."""
     if resources.shared_memory is None:
         return {}
-    shared_bytes = rounded_down(resources.shared_memory) * 9 // 10
-    if shared_bytes * 19 // 18 >= KNOWN_TO_RAY_BYTES or shared_bytes < MIN_STORE_BYTES:
+    size_bytes = rounded_down(resources.shared_memory)
+    shared_bytes = size_bytes * 9 // 10
+    if size_bytes * 95 // 100 >= RAY_SHM_THRESHOLD_BYTES or shared_bytes < MIN_STORE_BYTES:  # Ray leaves 5 % free
         return {}
     limit = resources.memory_limit
     wanted_bytes = shared_bytes if limit is None else min(shared_bytes, rounded_down(limit) * 3 // 10)  # Ray's own share of memory

@@ -72,12 +72,13 @@ def is_created_late(pod: PodView, now: datetime) -> bool:
 def creation_check(situation: Situation) -> datetime | None:
     """When to look at pods that no scheduler has looked at, or whose containers are being created; None if there are none."""
     begun = [pod.creating_since + CREATION_WAIT for pod in situation.pods if pod.creating_since is not None and not pod.deleting]
-    begun += [pod.created + MACHINE_WAIT for pod in situation.pods if _is_ignored(pod)]
-    return min((at if at > situation.now else situation.now + CREATION_CHECK for at in begun), default=None)
+    looked_at = [at if at > situation.now else situation.now + CREATION_CHECK for at in begun]
+    waits = [pod.created + MACHINE_WAIT for pod in situation.pods if _awaits_scheduler(pod)]
+    return min([*looked_at, *(at for at in waits if at > situation.now)], default=None)
 
 
-def _is_ignored(pod: PodView) -> bool:
-    """Whether a scheduler has neither bound it nor said why not, as YuniKorn while it gathers a gang, or one that is down."""
+def _awaits_scheduler(pod: PodView) -> bool:
+    """Whether a scheduler has neither bound it nor reported why not, as YuniKorn while it gathers a gang, or one that is down."""
     return pod.phase == "Pending" and pod.scheduled_at is None and pod.unschedulable is None and not pod.deleting
 
 
@@ -125,7 +126,8 @@ def overdue(situation: Situation) -> Failure | None:
     if found is not None and found[0] is Reason.UNSCHEDULABLE and options.scheduling_deadline_s is not None:
         name, limit_s = "schedulingDeadlineSeconds", options.scheduling_deadline_s
     child = situation.live_child
-    if found is None and child is not None and child.deployment_status == "Running":
+    is_ready = child is not None and (child.is_elsewhere or situation.num_ready >= options.num_nodes)
+    if is_ready and child is not None and child.deployment_status == "Running":
         message = f"KubeRay has not submitted the driver of RayJob {child.name} within {name} ({limit_s} s). {SUBMISSION_REMEDY}"
         return Failure(attempt=situation.attempt, reason=Reason.SUBMISSION_FAILED, message=message)
     message = f"Not ready within {name} ({limit_s} s): {_count(situation)}"
@@ -149,9 +151,9 @@ def problem(situation: Situation) -> Problem | None:
     waiting = [pod for pod in situation.pods if not pod.ready and not pod.deleting]
     found = [(reason, text) for pod in waiting for reason, text in _pod_problem(pod)]
     found += [
-        (Reason.UNSCHEDULABLE, f"Pod {pod.name}: no scheduler has bound it or said why not.")
+        (Reason.UNSCHEDULABLE, f"Pod {pod.name}: no scheduler has bound it or reported why not.")
         for pod in waiting
-        if _is_ignored(pod) and situation.now - pod.created >= MACHINE_WAIT
+        if _awaits_scheduler(pod) and situation.now - pod.created >= MACHINE_WAIT
     ]
     name = situation.child.cluster_name if situation.child is not None else ""
     for cluster in situation.observed.clusters:

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from rljob_runtime.checkpoint_files import FileSum, sum_file
-from rljob_runtime.cuda_errors import forget_error
+from rljob_runtime.cuda_errors import clear_last_error
 from rljob_runtime.errors import CheckpointError
 from rljob_runtime.training.bfloat16_adamw import MOMENTS
 from rljob_runtime.training.checkpoint_reading import METADATA, CheckedReader, TensorsPlanner
@@ -45,6 +45,8 @@ WRITE_TIMEOUT_S = 1800.0
 FILES = {"cuda": 4, "cpu": 1}
 """Files of a rank that are written side by side, by the device of its state. One file reached 0.5 GB/s on a machine with an H200, a plain
 one 1.4. On a CPU the cores train meanwhile."""
+REFUSED = "Registering memory failed"
+"""In torch's words for an error of cudaHostRegister (``torch.cuda._pin_memory_utils``)."""
 CLOSE_TIMEOUT_S = 60.0
 """How long a worker that leaves waits for a checkpoint that is still being written."""
 State = dict[str, Any]
@@ -128,11 +130,14 @@ class CheckpointWriter:
             self._stager = self._stager or _stager(pinned=True)
             try:
                 return cast(State, self._stager.stage(state))
-            except RuntimeError as error:  # what torch makes of cudaHostRegister's code
+            except RuntimeError as error:
+                if REFUSED not in str(error):
+                    raise
                 logger.warning("checkpoints are copied through pageable memory, because CUDA page-locked none: %s", error)
+                torch.accelerator.synchronize()  # copies into what is unlocked now
                 self._stager.close()
                 self._stager, self._pinned = None, False
-                forget_error()
+                clear_last_error()
         stager = _stager(pinned=False)
         try:
             return cast(State, stager.stage(state))

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 FILE_BYTES = 512 << 20
-"""What is kept of each file that is being written is the host copy of its tensors."""
+"""Host copies of the tensors of each file that is being written are kept; a larger tensor has a file of its own."""
 
 
 class PiecewiseWriter(FileSystemWriter):
@@ -29,18 +29,25 @@ class PiecewiseWriter(FileSystemWriter):
         self._file_bytes = file_bytes
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write what the plan says; torch calls it on every rank."""
+        """Write what the plan says; torch calls it on every rank.
+
+        Raises:
+            OSError: some of it was not written, which torch does not report of its threads beyond the first.
+        """
         files: queue.Queue[tuple[object, str, list[WriteItem]]] = queue.Queue()
         for number, items in enumerate(pieces(plan.items, self.thread_count, self._file_bytes)):
             name = f"{plan.storage_data.prefix}{number}{DEFAULT_SUFFIX}"
             files.put((self.fs.concat_path(self.path, name), name, items))
-        return self._write_data(planner, files)
+        written = self._write_data(planner, files)
+        if (num_written := len(written.value())) != len(plan.items):
+            raise OSError(f"{len(plan.items) - num_written} of {len(plan.items)} tensors were not written to {self.path}")
+        return written
 
 
-def pieces(items: Sequence[WriteItem], least: int, file_bytes: int) -> list[list[WriteItem]]:
-    """Divide what a rank writes into at least ``least`` files, more if they would be larger than ``file_bytes``, of about equal size."""
+def pieces(items: Sequence[WriteItem], min_files: int, file_bytes: int) -> list[list[WriteItem]]:
+    """Divide what a rank writes into files of about equal size: ``min_files``, or more if they would be larger than ``file_bytes``."""
     sizes = [size_bytes(item) for item in items]
-    num_files = max(least, math.ceil(sum(sizes) / file_bytes))
+    num_files = max(min_files, math.ceil(sum(sizes) / file_bytes))
     files: list[list[WriteItem]] = [[] for _ in range(num_files)]
     fills = [0] * num_files
     for size, item in sorted(zip(sizes, items, strict=True), key=lambda sized: -sized[0]):

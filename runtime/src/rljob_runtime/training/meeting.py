@@ -38,7 +38,7 @@ def form_group(device: torch.device, host: str, port: int, *, rank: int, world_s
         world_size: number of ranks.
         timeout_s: deadline of the rendezvous and of every later collective.
     """
-    name_interface(host)
+    set_gloo_interface(host)
     with meeting_store(host, port, timeout_s):
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
@@ -49,10 +49,10 @@ def form_group(device: torch.device, host: str, port: int, *, rank: int, world_s
         )
 
 
-def name_interface(host: str) -> None:
-    """Tell gloo which network leads to the other ranks, unless the user has.
+def set_gloo_interface(host: str) -> None:
+    """Have gloo use the network that leads to the other ranks, unless the user has chosen one.
 
-    It takes that of the host's name otherwise: a loopback where /etc/hosts says ``127.0.1.1``, also in pods with such a machine's network.
+    By default it uses that of the host's name: a loopback where /etc/hosts says ``127.0.1.1``, also in pods with hostNetwork.
 
     Args:
         host: address of rank 0.

@@ -73,7 +73,8 @@ def clip_gradients(model: nn.Module, max_norm: float | None) -> torch.Tensor:
     trained = [p for p in model.parameters() if p.grad is not None]
     gradients = [local_tensor(p.grad) for p in trained if p.grad is not None]
     counted = [g for g, p in zip(gradients, trained, strict=True) if first or has_disjoint_shards(p)]
-    norm = torch.nn.utils.get_total_norm(counted, foreach=True).to(gradients[0].device)  # of nothing, it is on the CPU
+    device = next(model.parameters()).device
+    norm = torch.nn.utils.get_total_norm(counted, foreach=True).to(device)  # of nothing, it is on the CPU
     if dist.get_world_size() > 1:
         squared = norm.square()
         dist.all_reduce(squared)

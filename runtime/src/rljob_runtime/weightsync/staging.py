@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rljob_runtime.cuda_errors import forget_error
+from rljob_runtime.cuda_errors import clear_last_error
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.offload.copies import Copies, Direction, copies_for
 from rljob_runtime.weightsync.packing import as_byte_tensor
@@ -69,7 +69,7 @@ class CudaHostMemory:
     def _described(self, call: str, code: int) -> str | None:
         if code == torch.cuda.cudaStatus.SUCCESS:
             return None
-        forget_error()
+        clear_last_error()
         return f"{call}: {torch.cuda.CudaError(code)}"
 
 

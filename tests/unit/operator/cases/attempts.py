@@ -92,7 +92,6 @@ ATTEMPTS = [
         scene=scene().child(1, "Initializing").pod("n0", ready=False, phase="Pending", scheduled_at=None),
         seconds=2000,
         expected=waits("Unschedulable"),
-        actions={"next_check": at(2120)},
     ),
     Case(
         name="the time without a machine does not count",
@@ -179,6 +178,31 @@ ATTEMPTS = [
             "not submitted the driver of RayJob math-grpo-a1 within startupDeadlineSeconds (90 s).",
         ),
         message="port 8265",
+    ),
+    Case(
+        name="resuming restarts the time in which the driver is submitted",
+        scene=scene().spec(startupDeadlineSeconds=90).stored(startTime="2026-01-31T12:00:50Z").child(1, "Running").nodes(),
+        seconds=100,
+        expected=waits("Starting", cluster="True NodesReady"),
+        actions={"next_check": at(140)},
+    ),
+    Case(
+        name="KubeRay of another cluster never submitted the driver",
+        scene=scene().spec(startupDeadlineSeconds=90).child(1, "Running", is_elsewhere=True),
+        seconds=90,
+        expected=over("SubmissionFailed"),
+        failure=(Reason.SUBMISSION_FAILED, "not submitted the driver"),
+    ),
+    Case(
+        name="a node is being made again before the driver was submitted",
+        scene=scene()
+        .spec(startupDeadlineSeconds=90)
+        .child(1, "Running")
+        .nodes()
+        .pod("node-2", group="infer", ready=False, phase="Pending"),
+        seconds=90,
+        expected=over("StartupDeadlineExceeded"),
+        failure=(Reason.STARTUP_DEADLINE_EXCEEDED, "2 of 3 nodes are ready."),
     ),
     Case(
         name="a node is missing again before the driver was submitted",

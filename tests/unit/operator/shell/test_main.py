@@ -319,7 +319,7 @@ def test_a_deleted_namespace_does_not_keep_the_operator_from_others(caplog: pyte
     run(start())
     assert operator.resync.namespaces == ("team",)
     assert operator.cache.keys() == [Key(namespace="team", name="math")]
-    assert "namespaces that cannot be read are left out until a restart: gone" in caplog.text
+    assert "namespaces that cannot be read are left out: gone" in caplog.text
 
 
 def test_a_namespace_that_is_deleted_later_does_not_end_the_comparison_of_others():
@@ -336,6 +336,37 @@ def test_a_namespace_that_is_deleted_later_does_not_end_the_comparison_of_others
 
     assert run(scenario()) == []
     assert operator.cache.keys() == [Key(namespace="team", name="math")]
+
+
+def test_a_namespace_that_can_be_read_again_restarts_the_operator():
+    kube = PartlyReadable()
+    operator = _operator(kube, replace(SETTINGS, namespaces="gone,team"))
+
+    async def scenario() -> None:
+        await operator.resync.wait_until_served()
+        await operator.resync.first()
+        running = asyncio.create_task(operator.resync.run())
+        await asyncio.sleep(700)
+        assert not running.done()
+        kube.unreadable = frozenset()
+        await running
+
+    with pytest.raises(SettingsError, match="namespace gone can be read now; the operator restarts to watch it"):
+        run(scenario())
+
+
+def test_two_namespaces_of_which_each_refuses_another_kind_are_not_all_namespaces():
+    class Half(FakeKube):
+        async def pages(self, kind: Kind, namespace: str | None, *selectors: str, **others: str) -> AsyncIterator[Manifest]:
+            if (namespace, kind) in (("a", Kind.POD), ("b", Kind.RAYJOB)):
+                raise RejectedError(f"list {kind}", 403, "forbidden")
+            async for page in super().pages(kind, namespace, *selectors, **others):
+                yield page
+
+    operator = _operator(Half(), replace(SETTINGS, namespaces="a,b"))
+    with pytest.raises(SettingsError, match="none of the namespaces a, b can be read; install the CRDs"):
+        run(operator.resync.wait_until_served())
+    assert operator.resync.namespaces == ("a", "b"), "empty would be all of the cluster"
 
 
 def test_an_operator_that_may_read_no_namespace_says_so():

@@ -109,15 +109,16 @@ def test_a_server_ends_when_its_worker_is_killed(tmp_path: Path) -> None:
     wait_for_end(pid)
 
 
+@pytest.mark.parametrize("name", ["VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ALLREDUCE_USE_FLASHINFER"])
 @pytest.mark.parametrize(("set_to", "found"), [(None, "0"), ("1", "1")])
-def test_a_judge_on_a_gpu_compiles_no_sampler_unless_it_is_set_to(
-    set_to: str | None, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_judge_on_a_gpu_compiles_nothing_of_flashinfer_unless_it_is_set_to(
+    name: str, set_to: str | None, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = manifest()
     made["spec"]["components"].append({"name": "judge", "role": "Judge", "placement": {"ranks": "0"}, "model": {"path": "owner/judge"}})
     spec = RLJob.model_validate_json(json.dumps(made)).spec
-    monkeypatch.delenv("VLLM_USE_FLASHINFER_SAMPLER", raising=False)
+    monkeypatch.delenv(name, raising=False)
     if set_to is not None:
-        monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", set_to)
+        monkeypatch.setenv(name, set_to)
     worker = vllm_server(spec, spec.components[-1], on_cpu=False, num_threads=1, log_file=tmp_path / "server.log")
-    assert worker.env["VLLM_USE_FLASHINFER_SAMPLER"] == found
+    assert worker.env[name] == found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
@@ -37,15 +39,14 @@ def item(number: int, length: int, whole: int) -> WriteItem:
     return WriteItem(index=MetadataIndex(f"t{number}"), type=WriteItemType.SHARD, tensor_data=data)
 
 
-@given(lengths=st.lists(st.integers(0, 300), max_size=40), least=st.integers(1, 5), file_bytes=st.integers(100, 2000))
-def test_files_hold_everything_once_and_are_of_limited_size(lengths: list[int], least: int, file_bytes: int) -> None:
+@given(lengths=st.lists(st.integers(0, 300), max_size=40), min_files=st.integers(1, 5), file_bytes=st.integers(100, 2000))
+def test_files_hold_everything_once_and_are_of_limited_size(lengths: list[int], min_files: int, file_bytes: int) -> None:
     items = [item(number, length, 8 * length) for number, length in enumerate(lengths)]
-    files = pieces(items, least, file_bytes)
+    files = pieces(items, min_files, file_bytes)
     assert sorted(i.index.fqn for file in files for i in file) == sorted(i.index.fqn for i in items)
     sizes = [sum(map(size_bytes, file)) for file in files]
     largest = max(map(size_bytes, items), default=0)
     assert max(sizes) <= file_bytes + largest, "each file was the emptiest when it got its last tensor"
-    assert files, "torch waits for one"
 
 
 @pytest.fixture
@@ -67,6 +68,28 @@ def test_many_files_are_read_as_one_checkpoint(tmp_path: Path) -> None:
     assert all(torch.equal(read[name], tensor) for name, tensor in state.items())
 
 
+@pytest.mark.usefixtures("alone")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_file_that_a_further_thread_cannot_write_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch ends that thread in silence, and would call the rest a checkpoint."""
+    files = PiecewiseWriter(tmp_path, threads=1).fs
+    first, has_failed = threading.current_thread(), threading.Event()
+    whole = type(files).create_stream
+
+    @contextlib.contextmanager
+    def stream(own: Any, path: Path, mode: str) -> Iterator[Any]:
+        if threading.current_thread() is not first:
+            has_failed.set()
+            raise OSError(28, "No space left on device")
+        assert has_failed.wait(20.0)
+        with whole(own, path, mode) as file:
+            yield file
+
+    monkeypatch.setattr(type(files), "create_stream", stream)
+    with pytest.raises(CheckpointException, match="1 of 9 tensors were not written"):
+        save({f"w{n}": torch.randn(40) for n in range(9)}, storage_writer=PiecewiseWriter(tmp_path, threads=2, file_bytes=160))
+
+
 class Refusing(DefaultStager):
     """Torch's, where CUDA page-locks no memory."""
 
@@ -77,7 +100,7 @@ class Refusing(DefaultStager):
     def stage(self, state_dict: State, **options: Any) -> Any:
         """The copy, or the error of torch."""
         if self._locks:
-            raise RuntimeError("Pinning memory failed with error-code: 2 (out of memory)")
+            raise RuntimeError("Registering memory failed with cudaError: 2.")
         return super().stage(state_dict, **options)
 
 
@@ -86,6 +109,7 @@ def test_without_page_locked_memory_a_checkpoint_is_copied_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(checkpoint, "DefaultStager", Refusing)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 3)).sum().backward()
@@ -96,4 +120,4 @@ def test_without_page_locked_memory_a_checkpoint_is_copied_all_the_same(
             (tmp_path / name).mkdir()
             writer.begin(tmp_path / name, model, optimizer, {})
             assert writer.finish(20.0)
-    assert caplog.text.count("pageable memory, because CUDA page-locked none: Pinning memory failed") == 1
+    assert caplog.text.count("pageable memory, because CUDA page-locked none: Registering memory failed") == 1

@@ -64,14 +64,12 @@ def test_gloo_takes_the_network_that_leads_to_rank_0(
     monkeypatch: pytest.MonkeyPatch, own: str | None, given: str | None, expected: str | None
 ) -> None:
     """Not that of the host's name, which is a loopback where /etc/hosts says 127.0.1.1."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", given or "")  # noted, and undone at the end
     if given is None:
-        monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    else:
-        monkeypatch.setenv("GLOO_SOCKET_IFNAME", given)
+        monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     networks = {"lo": ["127.0.0.1"], "eth0": ["192.168.1.7"], "eth1": ["fe80::1%eth1", "10.1.2.3"]}
     found = {name: [SimpleNamespace(address=address) for address in addresses] for name, addresses in networks.items()}
     monkeypatch.setattr("psutil.net_if_addrs", lambda: found)
     monkeypatch.setattr(meeting, "source_address", lambda family, host: own)
-    meeting.name_interface("10.1.2.1")
+    meeting.set_gloo_interface("10.1.2.1")
     assert os.environ.get("GLOO_SOCKET_IFNAME") == expected
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)

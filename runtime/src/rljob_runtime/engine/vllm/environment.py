@@ -14,7 +14,7 @@ ENVIRONMENT_TO_UNSET = ("VLLM_CPU_KVCACHE_SPACE",)
 """It would override ``kv_cache_bytes`` and touch every page of it at once."""
 
 
-def compiler_environment() -> dict[str, str]:
+def flashinfer_environment() -> dict[str, str]:
     """Turn off what vLLM by default compiles at first use, and the images have no nvcc for: FlashInfer's sampler and its all-reduce."""
     return {name: os.environ.get(name, "0") for name in ("VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ALLREDUCE_USE_FLASHINFER")}
 
@@ -31,7 +31,7 @@ def engine_environment(config: EngineConfig) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
-    } | compiler_environment()  # requests have seeds, which FlashInfer's sampler cannot use
+    } | flashinfer_environment()  # requests have seeds, which FlashInfer's sampler cannot use
     if config.enforce_eager:
         # vLLM compiles a small sampling helper even then, which needs a C++ compiler in the image and seconds at the start.
         variables["TORCHDYNAMO_DISABLE"] = "1"

@@ -317,9 +317,7 @@ class VllmLoop:
         # (see ``add``) keeps later requests away from them. A reset looks at every block.
         recompute = on_running == "recompute"
         if self._caches or (recompute and self._scheduler.get_request_counts()[0]):
-            # A connector has keys and values of the old weights as well, and would bring them back to preempted requests.
-            if not self.core.reset_prefix_cache(reset_running_requests=recompute, reset_connector=recompute) and recompute:
-                raise WeightSyncError("keys and values of the old weights are left in the engine's cache or in its KV connector")
+            self.core.reset_prefix_cache(reset_running_requests=recompute)
         self.version = incoming.version
         self.weights.closed()
         return self.version

@@ -9,7 +9,7 @@ from rljob_api.rules.judges import scores_by_class
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component, Engine
 from rljob_runtime.engine.adapter import EngineWorker
-from rljob_runtime.engine.vllm.environment import compiler_environment
+from rljob_runtime.engine.vllm.environment import flashinfer_environment
 from rljob_runtime.engine.vllm.server import ServerConfig
 
 CPU_KV_CACHE_BYTES = 128 * 2**20
@@ -44,7 +44,7 @@ def vllm_server(
         extra_args=engine.extra_args,
         log_file=log_file,
     )
-    env = {"VLLM_NO_USAGE_STATS": "1"} | compiler_environment()
+    env = {"VLLM_NO_USAGE_STATS": "1"} | flashinfer_environment()
     if on_cpu:  # threads are left unbound: several engines share the cores; nothing is compiled
         env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(num_threads), "TORCHDYNAMO_DISABLE": "1"}
     if on_cpu and engine.num_devices == 1:
