@@ -30,6 +30,7 @@ KUBE_VERSION = "1.36.3"
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 CASES = ("default", "namespaced", "everything")
 HELM_LINES = shell_lines("helm")
+MESH = ("sidecar.istio.io/inject", "istio.io/dataplane-mode")
 OWN_CHART = str(CHART.relative_to(ROOT))
 Manifest = dict[str, Any]
 
@@ -239,6 +240,29 @@ def test_labels_of_the_charts_own_are_refused(helm: Path, field: str):
     assert done.returncode != 0
     assert "invalid propertyName 'app.kubernetes.io/name'" in done.stderr
     render(helm, f"--set={field}.team=mine")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_parent_chart_may_switch_it_by_a_condition(helm: Path, tmp_path: Path, enabled: bool):
+    shutil.copytree(CHART, tmp_path / "charts" / "rljob")
+    dependency = {"name": "rljob", "version": "0.1.0", "condition": "rljob.enabled"}
+    parent = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [dependency]}
+    (tmp_path / "Chart.yaml").write_text(yaml.safe_dump(parent))
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump({"rljob": {"enabled": enabled}}))
+    done = run(helm, "template", "platform", tmp_path, f"--kube-version={KUBE_VERSION}")
+    assert done.returncode == 0, done.stderr
+    assert any(kind == "Deployment" for kind, *_ in objects(done.stdout)) is enabled
+
+
+def test_pods_stay_out_of_a_mesh_unless_their_labels_are_given(helm: Path):
+    def mesh(*options: str) -> list[tuple[str, ...]]:
+        rendered = objects(render(helm, *options))
+        pods = [rendered["Deployment", "rljob-system", "rljob-operator"]["spec"]["template"]]
+        pods += [m for m in rendered.values() if m["kind"] == "Pod"]
+        return [tuple(pod["metadata"]["labels"][key] for key in MESH) for pod in pods]
+
+    assert mesh() == [("false", "none")] * 2
+    assert mesh("--set-string=podLabels.sidecar\\.istio\\.io/inject=true") == [("true", "none"), ("false", "none")]
 
 
 def test_no_page_upgrades_with_the_old_charts_defaults():

@@ -34,6 +34,13 @@ helm.sh/chart: {{ printf "%s-%s" $context.Chart.Name $context.Chart.Version | re
 {{- end }}
 {{- end }}
 
+{{/* Istio keeps pods with these labels out of its mesh: with a sidecar, or in ambient mode. The network policies of this chart and of jobs know
+nothing of a mesh, and a sidecar never ends the pod of `helm test`. podLabels overrides them. */}}
+{{- define "rljob.outsideMesh" -}}
+sidecar.istio.io/inject: "false"
+istio.io/dataplane-mode: none
+{{- end }}
+
 {{/* Image reference: (list image-values default-tag). */}}
 {{- define "rljob.image" -}}
 {{- $image := index . 0 }}
