@@ -3,7 +3,8 @@
 `make e2e` builds the cluster and the images first. For another cluster set KUBECONFIG (its context must be on the allow-list of
 e2e.cluster), RLJOB_E2E_OPERATOR_IMAGE, RLJOB_E2E_RUNTIME_IMAGE, and RLJOB_E2E_STORAGE_CLASS for a ReadWriteMany volume.
 
-A job whose scenario only looks at the outcome is applied ahead of it (marker ``begins``), and trains while other scenarios wait.
+A job whose scenario only looks at the outcome is applied ahead of it (marker ``begins``), and trains while other scenarios wait. The
+scenario of queues has a namespace of its own and runs in a thread from the beginning.
 
 test_rights.py runs last and checks the operator's permissions against the API server's audit log, RLJOB_E2E_AUDIT_LOG. Only the built
 cluster has one; without it that test is deselected.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,12 +28,15 @@ from e2e.kubectl import Kubectl
 from e2e.rights import Right
 from e2e.volumes import Volume, shared_volume
 
+pytest.register_assert_rewrite("e2e.queues")
+from e2e.queues import lose_no_step, namespace_with_a_queue  # noqa: E402 - after its assertions are to explain themselves
+
 AUDIT_LOG = "RLJOB_E2E_AUDIT_LOG"
 COMPARED = "test_time_division.py"
 """Compares with a job of an earlier file, which it otherwise has to train again."""
 LAST = Path(__file__).with_name("test_rights.py")
 ABREAST = 2
-"""Jobs that are applied ahead and have not ended: with the scenario's own at most three, as many as a machine with 24 GB holds."""
+"""Jobs that are applied ahead and have not ended: with those of the scenario and of queues at most four, for two cores and 24 GB."""
 COLLECTED_AT = pytest.StashKey[datetime]()
 """Before the first request of this run."""
 RIGHTS_FOR_A_WHILE = pytest.StashKey[set[Right]]()
@@ -103,6 +108,13 @@ def volume(kubectl: Kubectl, installation: None) -> Iterator[Volume]:
         yield made
 
 
+@pytest.fixture(scope="session")
+def scenario_of_queues(kubectl: Kubectl, installation: None) -> Iterator[Future[None]]:
+    """Begun with the first scenario."""
+    with namespace_with_a_queue(kubectl) as queued, shared_volume(queued) as made, ThreadPoolExecutor(1) as thread:
+        yield thread.submit(lose_no_step, queued, made)
+
+
 class Ahead:
     """Jobs of later scenarios that train beside the present one, whose waits leave the machine idle."""
 
@@ -133,6 +145,8 @@ def ahead(request: pytest.FixtureRequest, kubectl: Kubectl, installation: None) 
     made = Ahead(request.session.items, kubectl)
     if any(item.get_closest_marker("begins") for item in request.session.items):
         request.getfixturevalue("volume")
+    if any("scenario_of_queues" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("scenario_of_queues")
     return made
 
 

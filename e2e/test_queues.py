@@ -1,123 +1,12 @@
-"""Kueue, the real one: quota, preemption and suspension of jobs that it admits. No step is lost, and operator and Kueue do not fight.
-
-The namespace has a LocalQueue called ``default``: Kueue gives every RayJob there a queue, whether the RLJob names one or not.
-"""
+"""Kueue, the real one: quota, preemption and suspension of jobs that it admits. No step is lost, and operator and Kueue do not fight."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import Future
 
-import pytest
-
-from e2e.installation import RESTRICTED
-from e2e.jobs import DEVICE, Manifest, two_groups
-from e2e.kubectl import Kubectl
-from e2e.test_training import STARTS_S, TRAINS_S, metrics
-from e2e.volumes import Volume, shared_volume
-
-NAMESPACE = "rljob-e2e-queues"
-QUEUES = "kueue.x-k8s.io/v1beta2"
-URGENT = "urgent"
-MAX_SPEC_CHANGES = 12
-"""Of a RayJob that is admitted, preempted and admitted again; controllers that undo each other's changes make hundreds a minute."""
-SUSPENDS_S = 180.0
-NOTE_S = 90.0
+ENDS_S = 1200.0
 
 
-def objects() -> list[Manifest]:
-    """A namespace, and quota for one job of two devices, where a job of higher priority preempts."""
-    quotas = [{"name": name, "nominalQuota": quota} for name, quota in (("cpu", "64"), ("memory", "256Gi"), (DEVICE, "2"))]
-    group = {"coveredResources": [q["name"] for q in quotas], "flavors": [{"name": "default", "resources": quotas}]}
-    return [
-        {**RESTRICTED, "metadata": {**RESTRICTED["metadata"], "name": NAMESPACE}},
-        {"apiVersion": QUEUES, "kind": "ResourceFlavor", "metadata": {"name": "default"}},
-        {
-            "apiVersion": QUEUES,
-            "kind": "ClusterQueue",
-            "metadata": {"name": "research"},
-            "spec": {
-                "namespaceSelector": {},
-                "preemption": {"withinClusterQueue": "LowerPriority"},
-                "resourceGroups": [group],
-            },
-        },
-        {"apiVersion": QUEUES, "kind": "WorkloadPriorityClass", "metadata": {"name": URGENT}, "value": 1000},
-    ]
-
-
-@pytest.fixture(scope="session")
-def queued(kubectl: Kubectl, installation: None) -> Iterator[Kubectl]:
-    """kubectl in a namespace with a queue; both are removed while Kueue, whose webhooks that needs, still runs.
-
-    That is after all scenarios: pods of the last job need their grace period to end, half a minute in which others run.
-    """
-    made = objects()
-    kubectl.until("Kueue's webhooks answer", lambda: kubectl.accepts(made[1]), 30)
-    kubectl.apply(*made)
-    inside = Kubectl(kubectl.binary, kubectl.kubeconfig, NAMESPACE)
-    queue = {"apiVersion": QUEUES, "kind": "LocalQueue", "metadata": {"name": "default"}, "spec": {"clusterQueue": "research"}}
-    inside.apply(queue)
-    yield inside
-    kubectl("delete", "namespace", NAMESPACE, "--wait=true", "--timeout=120s", timeout_s=150)
-    for item in reversed(made[1:]):
-        kubectl("delete", item["kind"], item["metadata"]["name"])
-
-
-@pytest.fixture(scope="session")
-def queue_volume(queued: Kubectl) -> Iterator[Volume]:
-    with shared_volume(queued) as made:
-        yield made
-
-
-def is_queued(kubectl: Kubectl, job: str) -> bool:
-    condition = kubectl.condition(job, "Suspended")
-    return (condition.get("status"), condition.get("reason")) == ("True", "Queued")
-
-
-def kueues_reason(kubectl: Kubectl, job: str) -> bool:
-    message = str(kubectl.condition(job, "Suspended").get("message"))
-    return message.startswith("Queued in default: ") and ("insufficient" in message or "Preempted" in message)
-
-
-def ray_job(kubectl: Kubectl, job: str) -> dict[str, Any]:
-    (found,) = kubectl.children(job, "rayjobs")
-    return found
-
-
-def trains_beyond(kubectl: Kubectl, job: str, step: int) -> int:
-    """Wait for progress; returns the step."""
-    kubectl.until(f"{job} trains beyond step {step}", lambda: kubectl.step(job) > step + 5, STARTS_S, job=job)
-    return kubectl.step(job)
-
-
-def test_quota_preemption_and_suspension_cost_no_step(queued: Kubectl, queue_volume: Volume):
-    name = "patient"
-    queued.apply(two_groups(name, steps=100_000, checkpoint_every=0))
-    trains_beyond(queued, name, 0)
-    assert ray_job(queued, name)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "default", "Kueue gave it the namespace's queue"
-
-    urgent = two_groups(URGENT, steps=3)
-    urgent["spec"]["queue"] = {"name": "default", "priorityClass": URGENT}
-    queued.apply(urgent)
-    queued.until("the first job is preempted", lambda: is_queued(queued, name), SUSPENDS_S, job=name)
-    queued.until("the reason is Kueue's", lambda: kueues_reason(queued, name), NOTE_S, job=name)
-    queued.wait(URGENT, "Succeeded", TRAINS_S)
-    trained = queued.step(name)
-    trained = trains_beyond(queued, name, trained)
-    assert ray_job(queued, name)["metadata"]["generation"] <= MAX_SPEC_CHANGES
-
-    queued("patch", "rljob", name, "--type=merge", "-p", '{"spec": {"suspend": true}}')
-    queued.wait(name, "Suspended", SUSPENDS_S)
-    queued.until("the quota is given back", lambda: not queued.children(name, "rayjobs"), SUSPENDS_S, job=name)
-    queued("patch", "rljob", name, "--type=merge", "-p", '{"spec": {"suspend": false}}')
-    # Made once the previous driver is gone, which trains a few steps more and reports them after its RayJob.
-    queued.until("its RayJob is made again", lambda: bool(queued.children(name, "rayjobs")), SUSPENDS_S, job=name)
-    trains_beyond(queued, name, queued.step(name))
-    assert ray_job(queued, name)["metadata"]["generation"] <= MAX_SPEC_CHANGES
-
-    status = queued.get("rljob", name)["status"]
-    assert status["attempt"] == 1, "neither was a failure"
-    steps = [m["step"] for m in metrics(queue_volume, name)]
-    assert steps == list(range(1, len(steps) + 1)), "every step was trained once"
-    queued("delete", "rljob", name, URGENT)
+def test_quota_preemption_and_suspension_cost_no_step(scenario_of_queues: Future[None]) -> None:
+    """:func:`e2e.queues.lose_no_step`, which has run in a namespace of its own beside earlier scenarios, as it mostly waits."""
+    scenario_of_queues.result(ENDS_S)

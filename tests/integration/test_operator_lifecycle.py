@@ -63,8 +63,8 @@ def test_success_from_manifest_to_completed(world: World):
     assert status["attempt"] == 1
     owners = {m["manager"] for m in world.get("rljob", "good")["metadata"]["managedFields"]}
     assert {"rljob-operator", "rljob-runtime"} <= owners
-    events = world.kubectl("get", "events", "--field-selector=involvedObject.name=good", "-o", "jsonpath={.items[*].reason}").split()
-    assert "Completed" in events
+    query = ("get", "events", "--field-selector=involvedObject.name=good", "-o", "jsonpath={.items[*].reason}")
+    world.until("the event, which follows the status", lambda: "Completed" in world.kubectl(*query).split())
     assert "kopf" not in json.dumps([world.get("rljob", "good"), world.get("rayjob", "good-a1")]), "kopf keeps neither state nor finalizers"
 
 

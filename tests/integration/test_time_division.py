@@ -194,7 +194,7 @@ def test_with_the_trainer_on_half_of_the_engines_devices_the_others_take_over_un
     """Partial-device mode. Weights that hardly change show that a response which moved goes on just where it was."""
     job = shortened(APART, model, steps=STEPS, overlap={"asyncGenerationRatio": 1, "updateMode": "Interrupt"})
     spec = job["spec"]
-    spec["components"][1] |= {"placement": {"ranks": "all"}, "engine": {"prefixCaching": False, "maxRunningRequests": 8}}
+    spec["components"][1] |= {"placement": {"ranks": "all"}, "engine": {"prefixCaching": False, "maxRunningRequests": 2}}
     spec["offload"] = {"residency": "Switching"}
     spec["training"]["learningRate"] = 1e-12
     spec["rollout"] |= {"maxResponseTokens": LONG_TOKENS, "promptsPerStep": 8, "temperature": 2.0}
