@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from rljob_runtime.engine.protocol import EngineConfig
+from rljob_runtime.engine.vllm import engine
 from rljob_runtime.engine.vllm.model_infos import FOLDER_VARIABLE, seed
 
 
@@ -34,3 +38,15 @@ def test_an_engine_starts_without_them_where_the_cache_cannot_be_written(tmp_pat
     (tmp_path / "known").mkdir()
     seed({FOLDER_VARIABLE: str(tmp_path / "known"), "VLLM_CACHE_ROOT": str(tmp_path / "a file")})
     assert "a file/modelinfos cannot be written" in caplog.text
+
+
+def test_an_engine_that_is_prepared_ahead_takes_them_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on devices that it shares: vLLM looks for the class of the model then, and not at the start."""
+    calls: list[str] = []
+    monkeypatch.setattr(engine, "environment_problems", lambda config: [])
+    monkeypatch.setattr(engine, "_with_parsed_arguments", lambda config: config)
+    monkeypatch.setattr("rljob_runtime.engine.vllm.model_infos.seed", lambda: calls.append("seed"))
+    preparing = SimpleNamespace(prepare=lambda config: calls.append("prepare"))
+    monkeypatch.setitem(sys.modules, "rljob_runtime.engine.vllm.preparing", preparing)
+    engine.VllmEngine.prepare(EngineConfig(model_path="model", max_model_len=64))
+    assert calls == ["seed", "prepare"]

@@ -113,6 +113,7 @@ class VllmEngine:
         """
         if problems := environment_problems(config):
             raise ModelError(f"engine environment: {'; '.join(problems)}")
+        model_infos.seed()
         try:
             with imports():
                 from rljob_runtime.engine.vllm.preparing import prepare

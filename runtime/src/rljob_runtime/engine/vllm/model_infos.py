@@ -28,7 +28,9 @@ ARCHITECTURES = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
+    "TransformersForSequenceClassification",
 )
+"""The last one is looked at before the class of any reward model."""
 _FOLDER = "modelinfos"
 
 
