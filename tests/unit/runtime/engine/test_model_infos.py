@@ -44,7 +44,6 @@ def test_an_engine_that_is_prepared_ahead_takes_them_as_well(monkeypatch: pytest
     """As on devices that it shares: vLLM looks for the class of the model then, and not at the start."""
     calls: list[str] = []
     monkeypatch.setattr(engine, "environment_problems", lambda config: [])
-    monkeypatch.setattr(engine, "_with_parsed_arguments", lambda config: config)
     monkeypatch.setattr("rljob_runtime.engine.vllm.model_infos.seed", lambda: calls.append("seed"))
     preparing = SimpleNamespace(prepare=lambda config: calls.append("prepare"))
     monkeypatch.setitem(sys.modules, "rljob_runtime.engine.vllm.preparing", preparing)
