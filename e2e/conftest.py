@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ from e2e.rights import Right
 from e2e.volumes import Volume, shared_volume
 
 pytest.register_assert_rewrite("e2e.queues")
-from e2e.queues import lose_no_step, namespace_with_a_queue  # noqa: E402 - after its assertions are to explain themselves
+from e2e.queues import namespace_with_a_queue, preempted_and_suspended  # noqa: E402 - after its assertions are to explain themselves
 
 AUDIT_LOG = "RLJOB_E2E_AUDIT_LOG"
 COMPARED = "test_time_division.py"
@@ -109,10 +110,10 @@ def volume(kubectl: Kubectl, installation: None) -> Iterator[Volume]:
 
 
 @pytest.fixture(scope="session")
-def scenario_of_queues(kubectl: Kubectl, installation: None) -> Iterator[Future[None]]:
+def scenario_of_queues(kubectl: Kubectl, installation: None) -> Iterator[Future[tuple[dict[str, Any], list[int]]]]:
     """Begun with the first scenario."""
     with namespace_with_a_queue(kubectl) as queued, shared_volume(queued) as made, ThreadPoolExecutor(1) as thread:
-        yield thread.submit(lose_no_step, queued, made)
+        yield thread.submit(preempted_and_suspended, queued, made)
 
 
 class Ahead:

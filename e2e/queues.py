@@ -84,12 +84,15 @@ def trains_beyond(kubectl: Kubectl, job: str, step: int) -> int:
     return kubectl.step(job)
 
 
-def lose_no_step(queued: Kubectl, volume: Volume) -> None:
-    """The scenario: a job waits, is preempted, is suspended, and trains every step once.
+def preempted_and_suspended(queued: Kubectl, volume: Volume) -> tuple[dict[str, Any], list[int]]:
+    """The scenario: a job is preempted by another one and goes on, is suspended and goes on.
 
     Args:
         queued: in the namespace with the queue.
         volume: there.
+
+    Returns:
+        Its status, and the steps that it trained, in their order.
     """
     name = "patient"
     queued.apply(two_groups(name, steps=100_000, checkpoint_every=0))
@@ -116,7 +119,6 @@ def lose_no_step(queued: Kubectl, volume: Volume) -> None:
     assert ray_job(queued, name)["metadata"]["generation"] <= MAX_SPEC_CHANGES
 
     status = queued.get("rljob", name)["status"]
-    assert status["attempt"] == 1, "neither was a failure"
     steps = [m["step"] for m in metrics(volume, name)]
-    assert steps == list(range(1, len(steps) + 1)), "every step was trained once"
     queued("delete", "rljob", name, URGENT)
+    return status, steps

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from typing import Any
 
 ENDS_S = 1200.0
 
 
-def test_quota_preemption_and_suspension_cost_no_step(scenario_of_queues: Future[None]) -> None:
-    """:func:`e2e.queues.lose_no_step`, which has run in a namespace of its own beside earlier scenarios, as it mostly waits."""
-    scenario_of_queues.result(ENDS_S)
+def test_quota_preemption_and_suspension_cost_no_step(scenario_of_queues: Future[tuple[dict[str, Any], list[int]]]) -> None:
+    """:func:`e2e.queues.preempted_and_suspended` has run in a namespace of its own beside earlier scenarios, as it mostly waits."""
+    status, steps = scenario_of_queues.result(ENDS_S)
+    assert status["attempt"] == 1, "neither was a failure"
+    assert steps
+    assert steps == list(range(1, len(steps) + 1)), "every step was trained once"

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Final
 
 from rljob_api.naming import JOB_LABEL
@@ -69,7 +70,9 @@ class Resync:
         async def first_page(kind: Kind) -> int:
             if kind is WATCHED[0]:
                 refused.clear()  # of an earlier try
-            return await self._in_each_namespace(kind, self._first_page, refused)
+            found, unreadable = await self._in_each_namespace(partial(self._first_page, kind))
+            refused.update(unreadable)
+            return found
 
         await self._for_each_kind(first_page)
         readable = tuple(name for name in self.namespaces if name not in refused)
@@ -147,11 +150,7 @@ class Resync:
 
     async def _list(self, kind: Kind, source: Source) -> int:
         """List one kind. Returns the number of objects that had changed."""
-
-        async def list_one(kind: Kind, namespace: str | None) -> int:
-            return await self._list_one(kind, namespace, source)
-
-        return await self._in_each_namespace(kind, list_one, set())
+        return (await self._in_each_namespace(partial(self._list_one, kind, source)))[0]
 
     async def _look_at_left_out(self) -> None:
         for namespace in self._left_out:
@@ -162,30 +161,30 @@ class Resync:
                 continue
             raise SettingsError(f"namespace {namespace} can be read now; the operator restarts to watch it")
 
-    async def _in_each_namespace(self, kind: Kind, work: Callable[[Kind, str | None], Awaitable[int]], refused: set[str]) -> int:
-        """The sum of ``work``. A namespace that refuses does not keep others from being looked at; its name is added to ``refused``.
+    async def _in_each_namespace(self, work: Callable[[str | None], Awaitable[int]]) -> tuple[int, set[str]]:
+        """The sum of ``work``, and which namespaces refused it; one that does keeps no other from being looked at.
 
         Raises:
             KubeError: of the last namespace, if all refuse; any other one at once.
         """
-        total, num_refused = 0, 0
+        total = 0
+        refused: set[str] = set()
         for namespace in self.namespaces or (None,):
             try:
-                total += await work(kind, namespace)
+                total += await work(namespace)
             except RejectedError as error:
-                num_refused += 1
-                if namespace is None or error.status != FORBIDDEN or num_refused == len(self.namespaces):
+                if namespace is None or error.status != FORBIDDEN or len(refused) + 1 == len(self.namespaces):
                     raise
                 refused.add(namespace)
                 logger.warning("namespace %s cannot be read: %s", namespace, error)
-        return total
+        return total, refused
 
     async def _first_page(self, kind: Kind, namespace: str | None) -> int:
         async for _ in self._client.pages(kind, namespace, "" if kind is Kind.RLJOB else JOB_LABEL):
             break
         return 0
 
-    async def _list_one(self, kind: Kind, namespace: str | None, source: Source) -> int:
+    async def _list_one(self, kind: Kind, source: Source, namespace: str | None) -> int:
         missed, version = 0, 0
         present: set[ObjectKey] = set()
         async for page in self._client.pages(kind, namespace, "" if kind is Kind.RLJOB else JOB_LABEL):

@@ -70,18 +70,18 @@ OWN_ARGUMENTS: Mapping[EngineType, Mapping[str, str]] = {
     },
 }
 """Arguments of each engine that RLJob sets itself, and the field to use instead."""
-
-
 _MOVES_EXPERTS = "rearranges experts at run time, so that weight updates would go to the wrong ones"
 _MOVES_WEIGHTS = "keeps weights in host memory, which vLLM would copy over those of an update"
 _KEEPS_CACHE = "keeps KV cache entries outside of the engine, which responses in progress would read again after an update of the weights"
 UNSAFE_ARGUMENTS: Mapping[str, str] = {
     "enable_eplb": _MOVES_EXPERTS,
-    "offload_group_size": _MOVES_WEIGHTS,
+    **dict.fromkeys(("offload_backend", "offload_group_size"), _MOVES_WEIGHTS),
     **dict.fromkeys(("kv_transfer_config", "kv_offloading_size"), _KEEPS_CACHE),
 }
 """vLLM's arguments with which engines would sample from other weights than the trainer's after an update (vLLM 0.32: ``routed_experts``,
 ``prefetch``, ``scheduler``; not every connector can be emptied, and none while it transfers)."""
+HARMLESS_VALUES = ("auto", "uva")
+"""Of ``offload_backend``: offloaded weights are read where updates write them."""
 
 
 def _own_arguments(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -90,10 +90,8 @@ def _own_arguments(spec: RLJobSpec) -> Iterator[FieldError]:
         for name, value in engine.extra_args.items():
             if name in own:
                 yield _error(f"{path}.extraArgs.{name}", value, "is set by RLJob itself", own[name])
-            elif engine.type is EngineType.VLLM and name in UNSAFE_ARGUMENTS and value:
+            elif engine.type is EngineType.VLLM and name in UNSAFE_ARGUMENTS and value and value not in HARMLESS_VALUES:
                 yield _error(f"{path}.extraArgs.{name}", value, UNSAFE_ARGUMENTS[name], "remove it")
-            elif engine.type is EngineType.VLLM and (name, value) == ("offload_backend", "prefetch"):
-                yield _error(f"{path}.extraArgs.{name}", value, _MOVES_WEIGHTS, "remove it")
 
 
 def _max_model_len(spec: RLJobSpec) -> Iterator[FieldError]:

@@ -127,7 +127,7 @@ class CheckpointWriter:
     def _staged(self, state: State) -> State:
         """A copy in host memory. Page-locked memory is slow to get, and is kept for the next one."""
         if self._pinned:
-            self._stager = self._stager or _stager(pinned=True)
+            self._stager = self._stager or _new_stager(pinned=True)
             try:
                 return cast(State, self._stager.stage(state))
             except RuntimeError as error:
@@ -138,7 +138,7 @@ class CheckpointWriter:
                 self._stager.close()
                 self._stager, self._pinned = None, False
                 clear_last_error()
-        stager = _stager(pinned=False)
+        stager = _new_stager(pinned=False)
         try:
             return cast(State, stager.stage(state))
         finally:
@@ -177,7 +177,7 @@ class CheckpointWriter:
             ) from error
 
 
-def _stager(*, pinned: bool) -> DefaultStager:
+def _new_stager(*, pinned: bool) -> DefaultStager:
     options = StagingOptions(use_pinned_memory=pinned, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=pinned)
     return DefaultStager(options)
 

@@ -64,7 +64,7 @@ class StagedDeltaEncoder(BaseDeltaEncoder[torch.Tensor, ByteArray]):
         super().close()
 
     def _kept(self, packed: torch.Tensor) -> ByteArray:
-        # Pages of its own: two copies in one page could not be locked both.
+        # Whole pages of its own, which are locked and unlocked without those of another copy.
         memory = mmap.mmap(-1, max(1, packed.numel()), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         image = np.frombuffer(memory, dtype=np.uint8)[: packed.numel()]
         if image.size and not self._pageable:

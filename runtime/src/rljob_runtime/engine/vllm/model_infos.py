@@ -65,7 +65,7 @@ def write(folder: Path) -> None:
     os.environ["VLLM_CACHE_ROOT"] = str(cache)
     from vllm.model_executor.models import registry
 
-    # A process each keeps CUDA out of vLLM's own, which matters to engines only; eight of them would take a minute.
+    # A process each keeps CUDA out of vLLM's own, which matters to engines only; one for each would take a minute.
     registry._run_in_subprocess = lambda inspect: inspect()  # type: ignore[assignment]
     for name in ARCHITECTURES:
         registry.ModelRegistry.models[name].inspect_model_cls()
