@@ -1,4 +1,7 @@
-"""A thin wrapper around the kubectl binary, and the waits that scenarios need; each has a timeout and reports the last state."""
+"""A thin wrapper around the kubectl binary, and the waits that scenarios need; each has a timeout and reports the last state.
+
+What users do goes through kubectl; what scenarios look at again and again, through :mod:`e2e.reading`.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,11 @@ from typing import Any, TypeVar
 
 import yaml
 
+from e2e.reading import KubectlError, NotThereError, Reader
+
 T = TypeVar("T")
 POLL_S = 0.5
 COMMAND_TIMEOUT_S = 180.0
-
-
-class KubectlError(AssertionError):
-    """Raised when kubectl fails; the message has its output."""
 
 
 class Kubectl:
@@ -28,6 +29,7 @@ class Kubectl:
         self.binary = binary
         self.kubeconfig = kubeconfig
         self.namespace = namespace
+        self._reader = Reader(kubeconfig)
 
     def command(self, *args: str, namespace: str | None = None) -> list[str]:
         return [self.binary, f"--kubeconfig={self.kubeconfig}", f"--namespace={namespace or self.namespace}", *args]
@@ -52,14 +54,17 @@ class Kubectl:
         return True
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any]:
-        return json.loads(self("get", kind, name, "-o", "json", namespace=namespace))
+        return self._reader.get(kind, name, namespace or self.namespace)
 
     def exists(self, kind: str, name: str) -> bool:
-        return bool(self("get", kind, name, "--ignore-not-found", "-o", "name").strip())
+        try:
+            self.get(kind, name)
+        except NotThereError:
+            return False
+        return True
 
     def items(self, kind: str, selector: str = "", namespace: str | None = None) -> list[dict[str, Any]]:
-        args = ["get", kind, "-o", "json", *([f"--selector={selector}"] if selector else [])]
-        return json.loads(self(*args, namespace=namespace))["items"]
+        return self._reader.items(kind, selector, namespace or self.namespace)
 
     def children(self, job: str, kind: str) -> list[dict[str, Any]]:
         """Objects of a kind that carry the job's label."""

@@ -8,7 +8,8 @@ import re
 
 from e2e.installation import NAMESPACE
 from e2e.jobs import quickstart, two_groups
-from e2e.kubectl import Kubectl, KubectlError
+from e2e.kubectl import Kubectl
+from e2e.reading import KubectlError
 from e2e.volumes import Volume
 
 TRAINS_S = 420.0
