@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     load.add_argument("image", help="for example localhost/rljob-operator:0.1.0")
     image = add("image", "build an image unless its content is unchanged, put it on the node if one is up, and print its name")
     image.add_argument("target", choices=images.TARGETS, help="base: Debian with Python; the others: targets of the Dockerfile")
-    image.add_argument("--archive", action="store_true", help="only write the archive that the node of a later cluster loads")
+    image.add_argument("--stock", action="store_true", help="only have it unpacked in the cache, where the nodes of later clusters begin")
     add("kubeconfig", "print the path of the kubeconfig")
     add("exports", "print shell commands that set what the scenarios of e2e need; builds the images unless their content is unchanged")
     binary = add("binary", "print the path of a program in the cache, for example kubectl", default_name=None)
@@ -108,7 +108,7 @@ def _run(arguments: argparse.Namespace) -> int:
         case "load":
             images.load(folder, arguments.image, _say)
         case "image":
-            print(images.image(arguments.target, folder, _say, archived=arguments.archive))
+            print(images.image(arguments.target, folder, _say, stocked=arguments.stock))
         case "kubeconfig":
             folder.require()
             print(folder.kubeconfig)

@@ -5,7 +5,6 @@ Modules come from wherever the user's Go configuration says; nothing here names 
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import hashlib
 import json
@@ -13,14 +12,13 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 from e2e.cluster import shell
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.paths import TOOLS, cache_root
+from e2e.cluster.paths import TOOLS, cache_lock, cache_root
 from e2e.cluster.versions import MODULE_FILES, Mode, ModuleFiles, Program, linker_flags, output_name, program, programs, version
 
 Say = Callable[[str], None]
@@ -87,7 +85,7 @@ def build(mode: Mode, say: Say = silent) -> None:
     """
     if not missing(mode) and not _missing_files(mode):
         return
-    with _lock():
+    with cache_lock("build"):
         absent = missing(mode)
         if absent or _missing_files(mode):
             go = require_go()
@@ -160,12 +158,3 @@ def _keep(go: str, item: ModuleFiles) -> None:
         unfinished = target.with_suffix(f".{os.getpid()}")
         shutil.copyfile(source / file, unfinished)
         unfinished.rename(target)
-
-
-@contextmanager
-def _lock() -> Iterator[None]:
-    """One build at a time per cache; a second one waits and then finds everything built."""
-    cache_root().mkdir(parents=True, exist_ok=True)
-    with (cache_root() / "build.lock").open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield

@@ -1,53 +1,43 @@
-"""The container runtime of the node, and the sandbox image every pod begins with."""
+"""The container runtime of the node."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from e2e.cluster import archives, build, shell
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.network import BRIDGE, CNI_NETWORK, GATEWAY, PODS
+from e2e.cluster.node_images import UNUSED_SNAPSHOTTERS, Containerd
 from e2e.cluster.packages import CNI_PLUGINS
 from e2e.cluster.process import start, wait_ready
 from e2e.cluster.state import StateFolder
-from e2e.cluster.versions import version
-
-PAUSE_IMAGE = "localhost/rljob-e2e-pause:1"
 
 _START_DEADLINE_S = 300.0
-_CTR_TIMEOUT_S = 600.0
-_UNUSED_PLUGINS = ("aufs", "btrfs", "devmapper", "zfs")
 
 
-def socket(folder: StateFolder) -> Path:
-    """containerd's socket."""
-    return folder.path / "containerd" / "containerd.sock"
+def of_node(folder: StateFolder) -> Containerd:
+    """The one of this cluster."""
+    return Containerd(place=folder.folder("containerd"))
 
 
-def ctr(folder: StateFolder, *arguments: str | Path) -> str:
-    """Run containerd's own command line on the pods' images and containers.
-
-    Raises:
-        CommandError: it failed.
-    """
-    return shell.run(["ctr", "--address", socket(folder), "--namespace", "k8s.io", *arguments], timeout_s=_CTR_TIMEOUT_S)
-
-
-def start_containerd(folder: StateFolder) -> None:
+def start_containerd(folder: StateFolder, sandbox_image: str) -> None:
     """Write the configuration and start it.
+
+    Args:
+        folder: the cluster.
+        sandbox_image: every pod begins with it.
 
     Raises:
         ClusterError: it did not become ready.
     """
     place = folder.folder("containerd")
-    (place / "config.toml").write_text(configuration(place))
+    (place / "config.toml").write_text(configuration(place, sandbox_image))
     (folder.folder("cni") / "10-pods.conflist").write_text(json.dumps(network_configuration(folder.path), indent=1))
     record = start(folder, "containerd", ["containerd", "--config", place / "config.toml"])
 
     def check() -> str | None:
         try:
-            ctr(folder, "version")
+            of_node(folder).ctr("version")
         except ClusterError as error:
             return str(error)
         return None
@@ -55,9 +45,9 @@ def start_containerd(folder: StateFolder) -> None:
     wait_ready("containerd", check, deadline_s=_START_DEADLINE_S, folder=folder, record=record)
 
 
-def configuration(place: Path) -> str:
+def configuration(place: Path, sandbox_image: str) -> str:
     """containerd's configuration, with everything it keeps below ``place``."""
-    disabled = ", ".join(f'"io.containerd.snapshotter.v1.{name}"' for name in _UNUSED_PLUGINS)
+    disabled = ", ".join(f'"io.containerd.snapshotter.v1.{name}"' for name in UNUSED_SNAPSHOTTERS)
     return f"""version = 2
 root = "{place}/root"
 state = "{place}/state"
@@ -67,7 +57,7 @@ disabled_plugins = [{disabled}]
 [plugins."io.containerd.internal.v1.opt"]
   path = "{place}/opt"
 [plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{PAUSE_IMAGE}"
+  sandbox_image = "{sandbox_image}"
   # Without CAP_SYS_RESOURCE (in a container) every sandbox would fail otherwise.
   restrict_oom_score_adj = true
   netns_mounts_under_state_dir = true
@@ -100,41 +90,3 @@ def network_configuration(state: Path) -> dict[str, object]:
             {"type": "portmap", "capabilities": {"portMappings": True}},
         ],
     }
-
-
-def load_pause_image(folder: StateFolder) -> None:
-    """Make the sandbox image from our own static program (once; then it lies in the cache) and put it on the node.
-
-    Raises:
-        ClusterError: buildah or containerd refuses.
-    """
-    program = build.binary("pause")
-    archive = archives.path("pause", build.content_key([program.read_bytes(), version("pause").encode()]))
-    if not archive.exists():
-        container = archives.buildah("from", "scratch").strip()
-        try:
-            archives.buildah("add", "--quiet", container, program, "/pause")
-            archives.buildah("config", "--entrypoint", '["/pause"]', "--user", "65535:65535", container)
-            archives.buildah("commit", "--quiet", container, PAUSE_IMAGE)
-        finally:
-            archives.buildah("rm", container)
-        archives.export(PAUSE_IMAGE, archive)
-    import_archive(folder, archive)
-
-
-def import_archive(folder: StateFolder, archive: Path) -> None:
-    """Put an image archive on the node.
-
-    Raises:
-        CommandError: containerd refuses it.
-    """
-    ctr(folder, "images", "import", archive)
-
-
-def images(folder: StateFolder) -> set[str]:
-    """Names of the images on the node.
-
-    Raises:
-        CommandError: containerd does not answer.
-    """
-    return set(ctr(folder, "images", "list", "--quiet").split())

@@ -5,16 +5,18 @@ Tags are hashes of everything an image is made from, so an unchanged one is neit
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from e2e.cluster import archives, containerd, dockerfile, packages, shell
+from e2e.cluster import build, containerd, dockerfile, node_images, packages, shell
 from e2e.cluster.build import Say, content_key
-from e2e.cluster.errors import ClusterError, CommandError
+from e2e.cluster.buildah import buildah, exists, find, others_of
+from e2e.cluster.errors import ClusterError
 from e2e.cluster.paths import REPOSITORY, cache_root
 from e2e.cluster.state import StateFolder
 from e2e.cluster.versions import Mode
@@ -34,23 +36,24 @@ _HOST_FILES = ("/etc/ssl/certs", "/etc/resolv.conf")
 """Lent to the build: the machine's own certificates and name servers are what downloads need."""
 
 
-def image(target: str, folder: StateFolder, say: Say, *, archived: bool = False) -> str:
+def image(target: str, folder: StateFolder, say: Say, *, stocked: bool = False) -> str:
     """Build an image unless its content is there already, and put it on the node if a cluster is up; returns its name.
 
     Args:
         target: one of :data:`TARGETS`.
         folder: state of the cluster.
         say: gets one line per step.
-        archived: only write the archive that the node of a later cluster loads; a cluster, or what is left of one, is not touched.
+        stocked: only have it in the stock that the node of a later cluster begins with; a cluster, or what is left of one, is not touched.
 
     Raises:
         ClusterError: not root, a program is missing, or the build failed.
     """
     packages.require_root()
-    packages.require(packages.IMAGE_PROGRAMS, say)
+    packages.require({**packages.IMAGE_PROGRAMS, **(packages.STOCK_PROGRAMS if stocked else {})}, say)
     name = _base(say) if target == "base" else _from_dockerfile(target, say)
-    if archived:
-        _archived(*_find(name), say)
+    if stocked:
+        identity, full_name = find(name)
+        node_images.add_to_stock(full_name, identity, say)
         return name
     state = folder.load()
     if target != "base" and state is not None and state.mode is Mode.CLUSTER:
@@ -67,58 +70,48 @@ def load(folder: StateFolder, name: str, say: Say) -> None:
     state = folder.require()
     if state.mode is not Mode.CLUSTER:
         raise ClusterError(f"{folder.path.name!r} is an API server without node; images need a cluster: python -m e2e.cluster up")
-    identity, full_name = _find(name)
-    notes = folder.path / "loaded.json"
-    loaded: dict[str, str] = json.loads(notes.read_text()) if notes.exists() else {}
-    if loaded.get(full_name) == identity and full_name in containerd.images(folder):
+    identity, full_name = find(name)
+    there = containerd.of_node(folder)
+    if node_images.notes(there.place).get(full_name) == identity and full_name in there.images():
         say(f"{full_name} is on the node already")
         return
-    archive = _archived(identity, full_name, say)
     say(f"import {full_name} ...")
-    containerd.import_archive(folder, archive)
-    notes.write_text(json.dumps({**loaded, full_name: identity}, indent=1))
+    there.put(full_name, identity)
 
 
-def _archived(identity: str, full_name: str, say: Say) -> Path:
-    """The image's archive in the cache."""
-    archive = archives.path(full_name.rpartition(":")[0].rpartition("/")[2], content_key([full_name.encode(), identity.encode()]))
-    if not archive.exists():
-        say(f"export {full_name} ...")
-        archives.export(full_name, archive)
-    return archive
+def pause(say: Say) -> str:
+    """The image every pod begins with, of our own static program, in the stock; returns its name.
+
+    Raises:
+        ClusterError: not root, or the build failed.
+    """
+    program = build.binary("pause")
+    name = f"localhost/rljob-e2e-pause:{content_key([program.read_bytes()])}"
+    if not exists(name):
+        with _container() as container:
+            buildah("add", "--quiet", container, program, "/pause")
+            buildah("config", "--entrypoint", '["/pause"]', "--user", "65535:65535", container)
+            buildah("commit", "--quiet", container, name)
+        _remove_superseded(name, say)
+    node_images.add_to_stock(name, find(name)[0], say)
+    return name
 
 
-def _find(name: str) -> tuple[str, str]:
-    """Image id and full name in buildah's store."""
+@contextmanager
+def _container() -> Iterator[str]:
+    """An empty one, to make an image from."""
+    container = buildah("from", "scratch").strip()
     try:
-        found = json.loads(archives.buildah("images", "--json", name))
-    except CommandError as error:
-        raise ClusterError(
-            f"buildah has no image {name!r}. Remedy: python -m e2e.cluster image operator|runtime; list: buildah images"
-        ) from error
-    names = [
-        full for full in found[0].get("names") or [] if full == name or full.endswith(f"/{name}") or full == f"localhost/{name}:latest"
-    ]
-    if not names:
-        raise ClusterError(
-            f"image {name!r} has no name of its own in buildah's store; give it a tag: buildah tag {name} localhost/NAME:TAG"
-        )
-    return str(found[0]["id"]), str(names[0])
-
-
-def _exists(name: str) -> bool:
-    try:
-        archives.buildah("images", "--json", name)
-    except CommandError:
-        return False
-    return True
+        yield container
+    finally:
+        buildah("rm", container)
 
 
 def _base(say: Say) -> str:
     """A minimal Debian with Python, from the machine's own package mirror."""
     key = content_key([_RECIPE, _SUITE.encode(), platform.machine().encode(), *(package.encode() for package in _BASE_PACKAGES)])
     name = _CONTEXT_KEY_NAME.format(target="base", key=key)
-    if _exists(name):
+    if exists(name):
         say(f"{name} is built already")
         return name
     say(f"build {name} ...")
@@ -130,14 +123,11 @@ def _base(say: Say) -> str:
         for leftovers in ("var/cache/apt/archives", "var/lib/apt/lists"):
             shutil.rmtree(root / leftovers, ignore_errors=True)
         shell.run(["tar", "-C", root, "--numeric-owner", "--one-file-system", "-cf", tar, "."], timeout_s=_TAR_TIMEOUT_S)
-        container = archives.buildah("from", "scratch").strip()
-        try:
-            archives.buildah("add", "--quiet", container, tar, "/")
+        with _container() as container:
+            buildah("add", "--quiet", container, tar, "/")
             path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-            archives.buildah("config", "--env", f"PATH={path}", "--cmd", "python3", container)
-            archives.buildah("commit", "--quiet", container, name)
-        finally:
-            archives.buildah("rm", container)
+            buildah("config", "--env", f"PATH={path}", "--cmd", "python3", container)
+            buildah("commit", "--quiet", container, name)
     return name
 
 
@@ -159,12 +149,12 @@ def _from_dockerfile(target: str, say: Say) -> str:
         raise ClusterError(f"{file} does not exist")
     base = _base(say)
     name = _CONTEXT_KEY_NAME.format(target=target, key=dockerfile_key(target, base, REPOSITORY))
-    if _exists(name):
+    if exists(name):
         say(f"{name} is built already")
         return name
     say(f"build {name} ...")
     index = os.environ.get("PIP_INDEX_URL")
-    archives.buildah(
+    buildah(
         "build", "--layers", "--network", "host", *(f"--volume={path}:{path}:ro" for path in _HOST_FILES), *_packages(),
         "--target", target, "--build-arg", f"BASE_IMAGE={base}", *(("--build-arg", f"PIP_INDEX_URL={index}") if index else ()),
         "--tag", name, "--file", file, REPOSITORY,
@@ -181,12 +171,9 @@ def _packages() -> list[str]:
 
 def _remove_superseded(name: str, say: Say) -> None:
     """Remove earlier contents of this image: each holds gigabytes that nothing asks for any more."""
-    repository = name.rpartition(":")[0]
-    for entry in json.loads(archives.buildah("images", "--json")):
-        for old in entry.get("names") or []:
-            if old.rpartition(":")[0] == repository and old != name:
-                say(f"remove {old}, which {name} replaces")
-                archives.buildah("rmi", old)
+    for old in others_of(name):
+        say(f"remove {old}, which {name} replaces")
+        buildah("rmi", old)
 
 
 def dockerfile_key(target: str, base: str, root: Path) -> str:

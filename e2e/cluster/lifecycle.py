@@ -5,7 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from e2e.cluster import build, cgroups, cleanup, containerd, control_plane, crds, kuberay, kueue, network, node, packages, ports
+from e2e.cluster import (
+    build,
+    cgroups,
+    cleanup,
+    containerd,
+    control_plane,
+    crds,
+    images,
+    kuberay,
+    kueue,
+    network,
+    node,
+    node_images,
+    packages,
+    ports,
+)
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.kubectl import Kubectl
 from e2e.cluster.procfs import ProcessIdentity
@@ -50,12 +65,13 @@ def up(folder: StateFolder, *, say: build.Say = build.silent) -> None:
         if runs_already(folder, Mode.CLUSTER):
             return
         node.require_no_other_kubelet()
+        pause = images.pause(say)
         names = (*control_plane.API_PORTS, "kube-scheduler", *node.PORTS, *kuberay.PORTS, *kueue.PORTS)
         folder.create(State(mode=Mode.CLUSTER, ports=ports.choose(names, address="0.0.0.0"), cgroups=cgroups.to_be_made()))
         _timed("network", lambda: network.create(folder), say)
-        _timed("containerd", lambda: containerd.start_containerd(folder), say)
+        _timed("images", lambda: node_images.begin_with_stock(containerd.of_node(folder).place), say)
+        _timed("containerd", lambda: containerd.start_containerd(folder, pause), say)
         _timed("API server", lambda: control_plane.start_api(folder, control_plane.FOR_PODS), say)
-        _timed("pause image", lambda: containerd.load_pause_image(folder), say)
         _timed("scheduler", lambda: control_plane.start_scheduler(folder), say)
         _timed("node", lambda: node.start_node(folder), say)
         _timed("KubeRay", lambda: kuberay.start_kuberay(folder), say)

@@ -9,7 +9,7 @@ import yaml
 
 from e2e.cluster import control_plane, pki, probe
 from e2e.cluster.build import binary
-from e2e.cluster.containerd import socket
+from e2e.cluster.containerd import of_node
 from e2e.cluster.control_plane import LOOPBACK
 from e2e.cluster.errors import ClusterError, CommandError
 from e2e.cluster.kubectl import Kubectl
@@ -124,7 +124,7 @@ def kubelet_configuration(folder: StateFolder) -> dict[str, object]:
             "webhook": {"enabled": True},
             "x509": {"clientCAFile": str(control_plane.pki_of(folder).ca)},
         },
-        "containerRuntimeEndpoint": f"unix://{socket(folder)}",
+        "containerRuntimeEndpoint": f"unix://{of_node(folder).socket}",
         "podLogsDir": str(folder.path / "pod-logs"),
         "volumePluginDir": str(folder.path / "kubelet" / "volume-plugins"),
         "clusterDomain": "cluster.local",

@@ -20,6 +20,7 @@ CLUSTER_PROGRAMS = {
     "ctr": "containerd",
     "runc": "runc",
     "buildah": "buildah",
+    "skopeo": "skopeo",
     "nft": "nftables",
     "ip": "iproute2",
     str(CNI_PLUGINS / "bridge"): "containernetworking-plugins",
@@ -29,6 +30,8 @@ CLUSTER_PROGRAMS = {
 """For a cluster."""
 IMAGE_PROGRAMS = {"buildah": "buildah", "debootstrap": "debootstrap"}
 """For building images."""
+STOCK_PROGRAMS = {"skopeo": "skopeo", "containerd": "containerd", "ctr": "containerd"}
+"""For unpacking them for nodes."""
 
 _INSTALL_TIMEOUT_S = 900.0
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from e2e.cluster.errors import ClusterError
@@ -19,11 +22,20 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 
 
 def cache_root() -> Path:
-    """Binaries, image archives and CRDs, keyed by content: ``$RLJOB_E2E_CACHE``, else ``rljob-e2e`` in the user's cache folder."""
+    """Binaries and CRDs, keyed by content, and unpacked images: ``$RLJOB_E2E_CACHE``, else ``rljob-e2e`` in the user's cache folder."""
     explicit = os.environ.get(CACHE_VARIABLE)
     if explicit:
         return Path(explicit).absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rljob-e2e"
+
+
+@contextmanager
+def cache_lock(name: str) -> Iterator[None]:
+    """One process at a time per cache; a second one waits and then finds everything made."""
+    cache_root().mkdir(parents=True, exist_ok=True)
+    with (cache_root() / f"{name}.lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def state_root() -> Path:

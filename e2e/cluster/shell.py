@@ -7,6 +7,7 @@ import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from e2e.cluster.errors import ClusterError, CommandError
 
@@ -20,6 +21,7 @@ def run(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     text_input: str | None = None,
+    stdin: IO[bytes] | None = None,
     show: bool = False,
 ) -> str:
     """Run a command to its end and return its standard output.
@@ -30,6 +32,7 @@ def run(
         cwd: folder to run in.
         env: variables added to the environment.
         text_input: standard input; nothing when None.
+        stdin: what it reads instead of a text.
         show: let both outputs pass through to the terminal instead; then the result is empty.
 
     Raises:
@@ -42,7 +45,7 @@ def run(
             words,
             cwd=cwd,
             env={**os.environ, **(env or {})},
-            input=text_input if text_input is not None else "",
+            **({"input": text_input or ""} if stdin is None else {"stdin": stdin}),
             stdout=None if show else subprocess.PIPE,
             stderr=None if show else subprocess.PIPE,
             text=True,
