@@ -32,6 +32,7 @@ _BLOBS = "blobs/sha256"
 _CONTENT = f"io.containerd.content.v1.content/{_BLOBS}"
 _DATABASES = "*/*.db"
 """What containerd changes in place, below its root; all other files are made once, under names of their own."""
+_LAYOUT = "image-"
 _CTR_TIMEOUT_S = 1800.0
 _LINK_TIMEOUT_S = 600.0
 _START_DEADLINE_S = 120.0
@@ -77,7 +78,7 @@ class Containerd:
         Raises:
             CommandError: buildah or containerd refuses.
         """
-        with tempfile.TemporaryDirectory(prefix="image-", dir=self.place) as work:
+        with tempfile.TemporaryDirectory(prefix=_LAYOUT, dir=self.place) as work:
             layout = Path(work)
             blobs = layout / _BLOBS
             blobs.mkdir(parents=True)
@@ -125,6 +126,8 @@ def add_to_stock(name: str, identity: str, say: Say) -> None:
         if notes(stock()).get(name) == identity:
             return
         say(f"unpack {name} for nodes ...")
+        for left in stock().glob(f"{_LAYOUT}*"):  # by one that was killed
+            shutil.rmtree(left)
         with _stock_containerd() as there:
             there.put(name, identity)
             repository = name.rpartition(":")[0]

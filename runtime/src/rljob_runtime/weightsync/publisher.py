@@ -246,7 +246,7 @@ class WeightPublisher:
             size_mib, buckets = self._manifest.total_bytes / 2**20, len(self._manifest.buckets)
             raise WeightSyncError(
                 f"weights v{version} ({size_mib:.1f} MiB in {buckets} buckets) did not reach all engines within "
-                f"{self.timeout_s:.0f} s (spec.weightSync.timeoutSeconds); it waited for {link.awaited}"
+                f"{self.timeout_s:g} s (spec.weightSync.timeoutSeconds); it waited for {link.awaited}"
             ) from error
         wrong = [f"{link.engines[index].name} serves v{v}" for index, v in served.items() if int(v) != version]
         if wrong:

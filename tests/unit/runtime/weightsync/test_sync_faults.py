@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -106,16 +107,27 @@ async def test_a_trainer_killed_in_any_phase_is_named_and_the_next_one_sends_all
     assert [setting.serves(i) for i in (0, 1)] == [(3, {3})] * 2
 
 
+async def timed_out(setting: Setting, version: int) -> str:
+    """What the error of an update says whose deadline the trainer's ranks have met: on a busy machine the first one may be too short."""
+    said = ""
+    for longer in (1, 8, 64):
+        setting.publisher.timeout_s = SHORT_S * longer
+        with pytest.raises(WeightSyncError) as caught:
+            await setting.publish(version)
+        said = str(caught.value)
+        if "the trainer's ranks" not in said:
+            break
+    return said
+
+
 @pytest.mark.parametrize("method", CALLS[:-1])
 async def test_an_engine_that_does_not_answer_in_time_is_named_and_takes_the_next_sync(setting: Setting, method: str) -> None:
     if method != "prepare_receiver":
         await setting.publish(1)
     faults = setting.engines[1].faults
     faults.hangs_in = method
-    # Before engines prepare, the trainer's ranks do, which has to be done by then.
-    setting.publisher.timeout_s = SHORT_S * (8 if method == "prepare_receiver" else 1)
-    with pytest.raises(WeightSyncError, match=r"spec\.weightSync\.timeoutSeconds\); it waited for .*engine-1"):
-        await setting.publish(2)
+    said = await timed_out(setting, 2)
+    assert re.search(r"spec\.weightSync\.timeoutSeconds\); it waited for .*engine-1", said), said
     assert setting.engines[1].version() < 2
     setting.publisher.timeout_s, faults.hangs_in = HANG_S, None
     faults.let_go.set()
