@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from rljob_api.v1alpha1.conditions import ConditionStatus
@@ -25,6 +25,8 @@ CREATION_CHECK = timedelta(seconds=120)
 SUBMISSION_REMEDY = (
     "Its log says why: mostly a network policy or a service mesh between KubeRay and port 8265 of the head pod, or a dashboard that hangs."
 )
+MAX_CAUSES = 3
+"""That a message lists: a pod that waits for a core must not hide another one whose machine type does not exist."""
 _PRIORITY = (Reason.IMAGE_UNAVAILABLE, Reason.POD_FAILED, Reason.UNSCHEDULABLE)
 """Most severe first: problems that do not resolve with time before those that may."""
 
@@ -147,23 +149,32 @@ def _invalid_image(situation: Situation) -> str | None:
 
 
 def problem(situation: Situation) -> Problem | None:
-    """The most severe problem that keeps nodes from becoming ready; the first pod by name stands for others with the same problem."""
+    """The most severe kind of problem that keeps nodes from becoming ready, with each different cause, such as what schedulers miss."""
     waiting = [pod for pod in situation.pods if not pod.ready and not pod.deleting]
-    found = [(reason, text) for pod in waiting for reason, text in _pod_problem(pod)]
-    found += [
-        (Reason.UNSCHEDULABLE, f"Pod {pod.name}: no scheduler has bound it or reported why not.")
-        for pod in waiting
-        if _awaits_scheduler(pod) and situation.now - pod.created >= MACHINE_WAIT
-    ]
+    found = [(reason, text, text.removeprefix(f"Pod {pod.name}")) for pod in waiting for reason, text in _pod_problem(pod)]
+    for pod in waiting:
+        if _awaits_scheduler(pod) and situation.now - pod.created >= MACHINE_WAIT:
+            cause = "no scheduler has bound it or reported why not."
+            found.append((Reason.UNSCHEDULABLE, f"Pod {pod.name}: {cause}", cause))
     name = situation.child.cluster_name if situation.child is not None else ""
     for cluster in situation.observed.clusters:
         if cluster.replica_failure is not None and cluster.name == name:
-            found.append((Reason.POD_FAILED, f"KubeRay cannot create the pods of RayCluster {name}: {cluster.replica_failure}"))
+            text = f"KubeRay cannot create the pods of RayCluster {name}: {cluster.replica_failure}"
+            found.append((Reason.POD_FAILED, text, text))
     if not found:
         return None
-    reason, text = min(found, key=lambda item: _PRIORITY.index(item[0]))
-    others = sum(item[0] is reason for item in found) - 1
-    return reason, f"{text} (and {others} more)" if others else text
+    worst = min((reason for reason, _, _ in found), key=_PRIORITY.index)
+    return worst, _by_cause([(text, cause) for reason, text, cause in found if reason is worst])
+
+
+def _by_cause(found: Sequence[tuple[str, str]]) -> str:
+    """Texts with their causes: the first one of each cause, by the pods' names, stands for the others."""
+    alike: dict[str, list[str]] = {}
+    for text, cause in found:
+        alike.setdefault(cause, []).append(text)
+    shown = [f"{texts[0]} (and {len(texts) - 1} more)" if len(texts) > 1 else texts[0] for texts in alike.values()]
+    hidden = sum(len(texts) for texts in list(alike.values())[MAX_CAUSES:])
+    return "; ".join([*shown[:MAX_CAUSES], *([f"and {hidden} more, for other causes"] if hidden else [])])
 
 
 def _pod_problem(pod: PodView) -> Iterator[Problem]:

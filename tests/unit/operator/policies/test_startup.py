@@ -34,6 +34,17 @@ def test_pods_with_the_same_problem_are_counted() -> None:
     assert problem(built) == (Reason.UNSCHEDULABLE, "Pod a: Insufficient gpu (and 1 more)")
 
 
+def test_a_cause_that_passes_does_not_hide_one_that_stays() -> None:
+    built = starting()
+    for name, missing in (("a", "Insufficient cpu"), ("b", ROOM), ("c", "Insufficient cpu"), ("d", "untolerated taint")):
+        built.pod(name, ready=False, unschedulable=missing)
+    listed = "Pod a: Insufficient cpu (and 1 more); Pod b: Insufficient gpu; Pod d: untolerated taint"
+    assert problem(built) == (Reason.UNSCHEDULABLE, listed)
+    for name in ("e", "f"):
+        built.pod(name, ready=False, unschedulable=f"didn't match node selector of {name}s")
+    assert problem(built) == (Reason.UNSCHEDULABLE, f"{listed}; and 2 more, for other causes")
+
+
 def test_nodes_that_take_long_to_create_containers_are_named_and_looked_at_again() -> None:
     built = starting().pod("a").pod("b", ready=False, creating_since=at(30)).pod("c", ready=False, creating_since=at(40))
     early, late = built.decide(60), built.decide(200)
