@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from bench.gpu_check.estimate import LORA_RANK, TYPE, shape_of
+from bench.gpu_check.ports import free_ports
 from bench.gpu_check.scale import Model, Scale
 from rljob_runtime.records import TrainBatch
 from rljob_runtime.training.config import LoraConfig, PolicyConfig
@@ -99,9 +99,7 @@ def policy(model: Model, scale: Scale, *, lora: bool = False, **settings: Any) -
     }
     config = PolicyConfig(**own | settings)
     worker = PolicyWorker(config, rank=0, world_size=1)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     worker.setup("127.0.0.1", port, SETUP_S)
     scale.begin(f"model {model.name}")
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 
 import torch
@@ -11,6 +10,7 @@ from bench.gpu_check import peers
 from bench.gpu_check.children import answer, context
 from bench.gpu_check.limits import copy_rates
 from bench.gpu_check.lines import Line, at_most, equal, share
+from bench.gpu_check.ports import free_ports
 from bench.gpu_check.scale import Scale
 from bench.gpu_check.timing import median_s
 
@@ -49,7 +49,7 @@ def check_collective(scale: Scale) -> Iterator[Line]:
     world = 1 if gpus == 1 else 2
     ctx = context()
     results = ctx.Queue()
-    port = _free_port()
+    port = free_ports(1)[0]
     jobs = [
         (peers.member, (rank, world, port, rank if gpus else None, scale.copied_bytes, scale.repeat, scale.wait_s, results))
         for rank in range(world)
@@ -84,9 +84,3 @@ def _limit(scale: Scale, gpus: int) -> tuple[str, float, str, float | None]:
         torch.cuda.synchronize(1)
 
     return "NCCL broadcast, 2 GPUs", scale.copied_bytes / median_s(scale.device, scale.repeat, copy), "copy between the GPUs", 0.7
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
