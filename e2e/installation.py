@@ -70,7 +70,7 @@ def installed(kubectl: Kubectl, helm: Helm, values: Sequence[str]) -> Iterator[N
     try:
         yield
     finally:
-        kubectl("delete", "namespace", NAMESPACE, "--wait=true", "--timeout=120s", timeout_s=150)
+        kubectl("delete", "namespace", NAMESPACE, "--wait=true", "--timeout=180s", timeout_s=210)
         if "RLJOB_E2E_KEEP" not in os.environ:
             helm("uninstall", RELEASE, "--wait")
             kinds = "deployments,services,serviceaccounts,networkpolicies,clusterroles,clusterrolebindings,validatingadmissionpolicies"

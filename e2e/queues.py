@@ -58,7 +58,7 @@ def namespace_with_a_queue(kubectl: Kubectl) -> Iterator[Kubectl]:
     queue = {"apiVersion": QUEUES, "kind": "LocalQueue", "metadata": {"name": "default"}, "spec": {"clusterQueue": "research"}}
     inside.apply(queue)
     yield inside
-    kubectl("delete", "namespace", NAMESPACE, "--wait=true", "--timeout=120s", timeout_s=150)
+    kubectl("delete", "namespace", NAMESPACE, "--wait=true", "--timeout=180s", timeout_s=210)
     for item in reversed(made[1:]):
         kubectl("delete", item["kind"], item["metadata"]["name"])
 
