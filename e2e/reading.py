@@ -1,4 +1,4 @@
-"""Reads objects of the API server over one connection: scenarios poll, and a kubectl for each poll would compute more than the jobs."""
+"""Reads objects of the API server over one connection, for scenarios and integration tests: they poll, and each kubectl computes 60 ms."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
+"""Bound of an answer that comes soon or never."""
 NOT_FOUND = 404
 CORE = ("configmaps", "events", "pods", "secrets", "serviceaccounts", "services")
 GROUPS = {
     "apps/v1": ("deployments",),
+    "coordination.k8s.io/v1": ("leases",),
     "networking.k8s.io/v1": ("networkpolicies",),
     "policy/v1": ("poddisruptionbudgets",),
     "ray.io/v1": ("rayclusters", "rayjobs"),
@@ -23,7 +25,7 @@ GROUPS = {
     "rljob.dev/v1alpha1": ("rljobs",),
 }
 WITHOUT_NAMESPACE = ("clusterrolebindings", "clusterroles")
-"""Kinds that scenarios read, as the API server's paths have them."""
+"""Kinds that are read, as the API server's paths have them."""
 FOLDERS = {kind: "api/v1" for kind in CORE} | {kind: f"apis/{group}" for group, kinds in GROUPS.items() for kind in kinds}
 
 
@@ -51,13 +53,14 @@ class Reader:
         return self._read(f"{path(kind, namespace)}/{name}")
 
     def items(self, kind: str, selector: str, namespace: str) -> list[dict[str, Any]]:
-        """Objects of a kind with these labels; all where it is empty.
+        """Objects of a kind with the labels that the selector wants; all where it is empty.
 
         Raises:
             KubectlError: the server does not answer, or refuses.
         """
         query = "?" + urlencode({"labelSelector": selector}) if selector else ""
-        return list(self._read(path(kind, namespace) + query)["items"])
+        found = self._read(path(kind, namespace) + query)
+        return [{"kind": found["kind"].removesuffix("List"), **item} for item in found["items"]]
 
     def _read(self, place: str) -> dict[str, Any]:
         headers = {"Accept": "application/json"}
@@ -78,5 +81,5 @@ def path(kind: str, namespace: str) -> str:
     word = kind.lower()
     plural = next((form for form in (word, f"{word}s", f"{word.removesuffix('y')}ies") if form in FOLDERS), None)
     if plural is None:
-        raise KubectlError(f"{kind!r} is none of the kinds that scenarios read: {', '.join(sorted(FOLDERS))}; add it to e2e/reading.py")
+        raise KubectlError(f"{kind!r} is none of the kinds that are read here: {', '.join(sorted(FOLDERS))}; add it to e2e/reading.py")
     return f"{FOLDERS[plural]}/{plural}" if plural in WITHOUT_NAMESPACE else f"{FOLDERS[plural]}/namespaces/{namespace}/{plural}"

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from tests.integration.kube_api import ApiServer, Reader
+from e2e.reading import NotThereError, Reader
+from tests.integration.kube_api import ApiServer
 from tests.support.pace import HANG_S
 
 T = TypeVar("T")
@@ -51,11 +52,14 @@ class World:
         self.kubectl("patch", kind, name, "--type=merge", "-p", json.dumps(change), *flags)
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
-        return self._reader.get(self.namespace, kind, name)
+        try:
+            return self._reader.get(kind, name, self.namespace)
+        except NotThereError:
+            return None
 
     def list(self, kind: str, job: str) -> list[dict[str, Any]]:
         """Objects of the job; ``kind``: plurals, comma-separated."""
-        return [found for plural in kind.split(",") for found in self._reader.list(self.namespace, plural, f"rljob.dev/job={job}")]
+        return [found for plural in kind.split(",") for found in self._reader.items(plural, f"rljob.dev/job={job}", self.namespace)]
 
     def status(self, name: str) -> dict[str, Any]:
         return (self.get("rljob", name) or {}).get("status", {})
