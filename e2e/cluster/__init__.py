@@ -4,7 +4,9 @@
 
 .. code-block:: text
 
-    __main__ -> lifecycle.up    network -> control_plane -> containerd, images(pause) -> node -> kuberay -> kueue
+    __main__ -> images.image    dockerfile (what it is made from) -> buildah -> node_images (the stock, or the node that is up)
+             -> lifecycle.up    images.pause -> network -> node_images (files of the stock) -> containerd -> control_plane
+                                -> node -> kuberay -> kueue
              -> lifecycle.api   control_plane (etcd, kube-apiserver, kube-controller-manager), no root needed
              -> lifecycle.down  cleanup: recorded processes, then what they left
     every step -> state (what was started or made, written down before it is made)

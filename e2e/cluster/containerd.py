@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from e2e.cluster import node_images
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.network import BRIDGE, CNI_NETWORK, GATEWAY, PODS
-from e2e.cluster.node_images import UNUSED_SNAPSHOTTERS, Containerd
+from e2e.cluster.node_images import CRI, Containerd
 from e2e.cluster.packages import CNI_PLUGINS
 from e2e.cluster.process import start, wait_ready
 from e2e.cluster.state import StateFolder
@@ -46,29 +47,20 @@ def start_containerd(folder: StateFolder, sandbox_image: str) -> None:
 
 
 def configuration(place: Path, sandbox_image: str) -> str:
-    """containerd's configuration, with everything it keeps below ``place``."""
-    disabled = ", ".join(f'"io.containerd.snapshotter.v1.{name}"' for name in UNUSED_SNAPSHOTTERS)
-    return f"""version = 2
-root = "{place}/root"
-state = "{place}/state"
-disabled_plugins = [{disabled}]
-[grpc]
-  address = "{place}/containerd.sock"
-[plugins."io.containerd.internal.v1.opt"]
-  path = "{place}/opt"
-[plugins."io.containerd.grpc.v1.cri"]
+    """Of a node's containerd."""
+    return f"""{node_images.configuration(place)}[plugins."{CRI}"]
   sandbox_image = "{sandbox_image}"
   # Without CAP_SYS_RESOURCE (in a container) every sandbox would fail otherwise.
   restrict_oom_score_adj = true
   netns_mounts_under_state_dir = true
-  [plugins."io.containerd.grpc.v1.cri".containerd]
+  [plugins."{CRI}".containerd]
     snapshotter = "overlayfs"
-  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  [plugins."{CRI}".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+    [plugins."{CRI}".containerd.runtimes.runc.options]
       Root = "{place}/runc"
       SystemdCgroup = false
-  [plugins."io.containerd.grpc.v1.cri".cni]
+  [plugins."{CRI}".cni]
     bin_dir = "{CNI_PLUGINS}"
     conf_dir = "{place.parent}/cni"
 """

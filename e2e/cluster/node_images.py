@@ -19,14 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from e2e.cluster import buildah, shell
+from e2e.cluster import shell
 from e2e.cluster.build import Say
+from e2e.cluster.buildah import skopeo
 from e2e.cluster.errors import CommandError
 from e2e.cluster.paths import cache_lock, cache_root
 from e2e.cluster.process import log_tail
 from e2e.cluster.wait import wait_until
 
-UNUSED_SNAPSHOTTERS = ("aufs", "btrfs", "devmapper", "zfs")
+_UNUSED_SNAPSHOTTERS = ("aufs", "btrfs", "devmapper", "zfs")
+
+CRI = "io.containerd.grpc.v1.cri"
+"""containerd's plugin for the kubelet."""
 
 _BLOBS = "blobs/sha256"
 _CONTENT = f"io.containerd.content.v1.content/{_BLOBS}"
@@ -87,7 +91,7 @@ class Containerd:
                 (blobs / blob.name).symlink_to(blob)  # skopeo writes only blobs that are not there
             # Compressed layers would have other names than buildah's store has for them, and none would be found there. buildah itself
             # compresses whatever it pushes to a layout.
-            buildah.skopeo("copy", "--quiet", "--dest-oci-accept-uncompressed-layers", f"containers-storage:{name}", f"oci:{layout}:{name}")
+            skopeo("copy", "--quiet", "--dest-oci-accept-uncompressed-layers", f"containers-storage:{name}", f"oci:{layout}:{name}")
             made = [path.relative_to(layout) for path in sorted(layout.rglob("*")) if path.is_file() and not path.is_symlink()]
             with subprocess.Popen(["tar", "-C", layout, "-cf", "-", "--", *made], stdout=subprocess.PIPE) as tar:
                 self.ctr("images", "import", "-", stdin=tar.stdout)
@@ -158,10 +162,10 @@ def _stock_containerd() -> Iterator[Containerd]:
     """It ends with this process, however that ends."""
     there = Containerd(place=stock())
     there.place.mkdir(parents=True, exist_ok=True)
-    configuration, log = there.place / "config.toml", there.place / "containerd.log"
-    configuration.write_text(_configuration(there.place))
+    file, log = there.place / "config.toml", there.place / "containerd.log"
+    file.write_text(configuration(there.place, CRI))
     with log.open("wb") as output:
-        command: list[str | Path] = ["setpriv", "--pdeathsig", "TERM", "containerd", "--config", configuration]
+        command: list[str | Path] = ["setpriv", "--pdeathsig", "TERM", "containerd", "--config", file]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
     def check() -> str | None:
@@ -185,14 +189,15 @@ def _stock_containerd() -> Iterator[Containerd]:
             process.wait()
 
 
-def _configuration(place: Path) -> str:
-    disabled = ", ".join(f'"io.containerd.snapshotter.v1.{name}"' for name in UNUSED_SNAPSHOTTERS)
+def configuration(place: Path, *disabled: str) -> str:
+    """containerd's configuration without its part for pods, with everything it keeps below ``place``."""
+    plugins = ", ".join(f'"{name}"' for name in (*(f"io.containerd.snapshotter.v1.{name}" for name in _UNUSED_SNAPSHOTTERS), *disabled))
     return f"""version = 2
 root = "{place}/root"
 state = "{place}/state"
-disabled_plugins = ["io.containerd.grpc.v1.cri", {disabled}]
+disabled_plugins = [{plugins}]
 [grpc]
-  address = "{place}/containerd.sock"
+  address = "{Containerd(place=place).socket}"
 [plugins."io.containerd.internal.v1.opt"]
   path = "{place}/opt"
 """
