@@ -151,11 +151,8 @@ def _invalid_image(situation: Situation) -> str | None:
 def problem(situation: Situation) -> Problem | None:
     """The most severe kind of problem that keeps nodes from becoming ready, with each different cause, such as what schedulers miss."""
     waiting = [pod for pod in situation.pods if not pod.ready and not pod.deleting]
-    found = [(reason, text, text.removeprefix(f"Pod {pod.name}")) for pod in waiting for reason, text in _pod_problem(pod)]
-    for pod in waiting:
-        if _awaits_scheduler(pod) and situation.now - pod.created >= MACHINE_WAIT:
-            cause = "no scheduler has bound it or reported why not."
-            found.append((Reason.UNSCHEDULABLE, f"Pod {pod.name}: {cause}", cause))
+    problems = [(pod, *each) for pod in waiting for each in _pod_problem(pod, situation.now)]
+    found = [(reason, text, text.removeprefix(f"Pod {pod.name}")) for pod, reason, text in problems]
     name = situation.child.cluster_name if situation.child is not None else ""
     for cluster in situation.observed.clusters:
         if cluster.replica_failure is not None and cluster.name == name:
@@ -177,7 +174,7 @@ def _by_cause(found: Sequence[tuple[str, str]]) -> str:
     return "; ".join([*shown[:MAX_CAUSES], *([f"and {hidden} more, for other causes"] if hidden else [])])
 
 
-def _pod_problem(pod: PodView) -> Iterator[Problem]:
+def _pod_problem(pod: PodView, now: datetime) -> Iterator[Problem]:
     if pod.waiting is not None and pod.waiting[1] in IMAGE_REASONS:
         container, reason, message = pod.waiting
         yield Reason.IMAGE_UNAVAILABLE, f"Pod {pod.name}, container {container}: {reason_class(reason)}: {message}"
@@ -190,6 +187,8 @@ def _pod_problem(pod: PodView) -> Iterator[Problem]:
         yield Reason.POD_FAILED, f"Pod {pod.name}, whose containers its node cannot create: {pod.warning}"
     elif pod.unschedulable is not None:
         yield Reason.UNSCHEDULABLE, f"Pod {pod.name}: {pod.unschedulable}"
+    elif _awaits_scheduler(pod) and now - pod.created >= MACHINE_WAIT:
+        yield Reason.UNSCHEDULABLE, f"Pod {pod.name}: no scheduler has bound it or reported why not."
 
 
 def reason_class(reason: str) -> str:
