@@ -23,6 +23,11 @@ MULTI_KUEUE = "kueue.x-k8s.io/multikueue"
 ENTRYPOINT = ("python", "-m", "rljob_runtime.entry.kubernetes")
 RAY_SHM_THRESHOLD_BYTES = 10**10
 """A /dev/shm of at least this size limits the object store that Ray makes by itself (REQUIRE_SHM_SIZE_THRESHOLD of Ray 2.60)."""
+WITHOUT_LOG_MONITOR = {"include-log-monitor": "no"}
+"""Of every node, as on embedded clusters: workers write their own logs, and no driver asks for them. KubeRay 1.6 leaves out what is "false"
+(convertParamMap of its pod.go)."""
+WITHOUT_AUTOSCALER = {"no-monitor": "true"}
+"""Of the head, likewise: the nodes never change. Each of the two processes imports Ray for nothing, and keeps 100 MB."""
 MIN_STORE_BYTES = 75 << 20
 """Ray refuses a smaller object store."""
 
@@ -59,6 +64,8 @@ def ray_job(job: JobView, resolved: RLJob, attempt: int, dashboard_host: str) ->
                         "num-cpus": "0",
                         "num-gpus": "0",
                         "dashboard-host": dashboard_host,
+                        **WITHOUT_LOG_MONITOR,
+                        **WITHOUT_AUTOSCALER,
                         **_object_store(spec.head.resources),
                     },
                     "template": pods.head_template(job, resolved, attempt),
@@ -89,7 +96,7 @@ def ray_start_params(group: NodeGroup) -> dict[str, str]:
     """Ray start parameters of a group. All resources are explicit, so that KubeRay infers nothing from resource names."""
     resource = naming.ray_resource(group.device_resource)
     is_gpu = resource == "GPU"
-    params = {"num-gpus": str(group.devices_per_node if is_gpu else 0), **_object_store(group.resources)}
+    params = {"num-gpus": str(group.devices_per_node if is_gpu else 0), **WITHOUT_LOG_MONITOR, **_object_store(group.resources)}
     if group.resources.cpu_request is not None:
         params["num-cpus"] = str(rounded_up(group.resources.cpu_request))
     custom = {naming.HARDWARE_RESOURCE: 1} if group.hardware is not None else {}

@@ -115,11 +115,18 @@ def start_line(group: Mapping[str, Any], *, is_head: bool = False) -> str:
     container, params = group["template"]["spec"]["containers"][0], dict(group["rayStartParams"])
     if group.get("labels"):
         params["labels"] = ",".join(f"{key}={value}" for key, value in sorted(group["labels"].items()))
-    flags = "".join(f" --{key}={value} " for key, value in sorted(params.items()))
+    flags = "".join(flag(key, value) for key, value in sorted(params.items()))
     command = f"ulimit -n 65536; ray start {'--head ' if is_head else ''}{flags} --block"
     own = "".join(f" {word} " for word in [*container.get("command", []), *container.get("args", [])])
     assert "ray start" not in own, "KubeRay would not add its own command"
     return f"{own} && {command}" if own else command
+
+
+def flag(option: str, value: str) -> str:
+    """A start parameter on the command line (``convertParamMap``): a switch is there or not, whatever its name."""
+    if value.lower() in ("true", "false") and option not in ("log-color", "include-dashboard"):
+        return f" --{option} " if value.lower() == "true" else ""
+    return f" --{option}={value} "
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:

@@ -246,9 +246,11 @@ def test_environment() -> None:
 
 def test_what_nodes_offer_to_ray_and_ask_of_kubernetes() -> None:
     head, train, rollout = groups(ray_job(SOURCES["gpus"].read_text()))
-    assert head["rayStartParams"] == {"num-cpus": "0", "num-gpus": "0", "dashboard-host": "0.0.0.0"}
-    assert train["rayStartParams"] == {"num-gpus": "8", "num-cpus": "64"}
-    assert rollout["rayStartParams"] == {"num-gpus": "4", "num-cpus": "16"}
+    quiet = {"include-log-monitor": "no"}
+    assert head["rayStartParams"] == {"num-cpus": "0", "num-gpus": "0", "dashboard-host": "0.0.0.0", "no-monitor": "true", **quiet}
+    assert {"--include-log-monitor=no", "--no-monitor"} <= set(kuberay.start_line(head, is_head=True).split())
+    assert train["rayStartParams"] == {"num-gpus": "8", "num-cpus": "64", **quiet}
+    assert rollout["rayStartParams"] == {"num-gpus": "4", "num-cpus": "16", **quiet}
     assert container(train)["resources"] == {
         "requests": {"cpu": "64", "memory": "512Gi"},
         "limits": {"memory": "512Gi", "nvidia.com/gpu": "8", "rdma/hca": "1"},
@@ -257,9 +259,9 @@ def test_what_nodes_offer_to_ray_and_ask_of_kubernetes() -> None:
     assert json.loads(trainers["rayStartParams"]["resources"].strip("'")) == {"example_com_virtual-gpu": 2}
     assert (trainers["rayStartParams"]["num-gpus"], trainers["rayStartParams"]["num-cpus"]) == ("0", "1")
     assert container(engines)["resources"]["limits"] == {"memory": "3Gi", "example.com/virtual-gpu": "1"}
-    assert (judges["rayStartParams"], container(judges)["resources"]) == ({"num-gpus": "0"}, {})
+    assert (judges["rayStartParams"], container(judges)["resources"]) == ({"num-gpus": "0", **quiet}, {})
     _, _, arms = groups(ray_job(SOURCES["robots"].read_text()))
-    assert arms["rayStartParams"] == {"num-gpus": "0", "num-cpus": "4", "resources": "'{\"rljob_hardware\": 1}'"}
+    assert arms["rayStartParams"] == {"num-gpus": "0", "num-cpus": "4", "resources": "'{\"rljob_hardware\": 1}'", **quiet}
     assert container(arms)["resources"]["limits"] == {"devices.example/camera": "1"}, "only what the pod template adds"
     (_, local) = groups(ray_job(SOURCES["quickstart"].read_text()))
     assert (json.loads(local["rayStartParams"]["resources"].strip("'")), container(local)["resources"]) == ({"rljob_cpu_device": 2}, {})
