@@ -13,6 +13,22 @@ DEVICE = "example.com/virtual-gpu"
 
 Manifest = dict[str, Any]
 
+SLOW_VERIFIER: Manifest = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "slow-verifier"},
+    "data": {
+        "slow_verifier.py": """
+import time
+
+
+def score(prompt, response, answer, metadata):
+    time.sleep(0.05)
+    return sum(c.isdigit() for c in response) / 8
+"""
+    },
+}
+
 
 def quickstart(name: str, steps: int) -> Manifest:
     """examples/quickstart.yaml under another name, with fewer steps and a checkpoint volume."""
@@ -46,6 +62,17 @@ def two_groups(name: str, steps: int, checkpoint_every: int = 5) -> Manifest:
     spec["components"][1]["placement"] = {"nodeGroups": ["infer"], "ranks": "0"}
     spec["checkpoint"] = {"everySteps": checkpoint_every}
     return job
+
+
+def endless(name: str, checkpoint_every: int = 5) -> tuple[Manifest, Manifest]:
+    """A job of two groups that trains until its scenario ends it, and the ConfigMap it needs.
+
+    Its verifier mostly sleeps, as one that asks a service does, and leaves the cores to the jobs of other scenarios.
+    """
+    job = with_code(two_groups(name, steps=100_000, checkpoint_every=checkpoint_every), SLOW_VERIFIER["metadata"]["name"])
+    job["spec"]["rewards"] = [{"name": "digits", "type": "Function", "function": "slow_verifier:score"}]
+    job["spec"]["rollout"] |= {"promptsPerStep": 4, "samplesPerPrompt": 4}
+    return SLOW_VERIFIER, job
 
 
 def with_code(job: Manifest, config_map: str) -> Manifest:

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from e2e.jobs import Manifest, two_groups
+from e2e.jobs import endless
 from e2e.kubectl import Kubectl
 from e2e.test_training import STARTS_S, metrics
 from e2e.volumes import Volume
 
 NAME = "drained"
-STEPS = 100_000
 DRAINS_S = 180.0
 """The grace period, and what KubeRay needs to end the rest of the cluster."""
-
-
-def job() -> Manifest:
-    """No restarts, and no checkpoints but at the end and on an interruption."""
-    manifest = two_groups(NAME, steps=STEPS)
-    manifest["spec"]["failurePolicy"] = {"maxRestarts": 0, "restartBackoffSeconds": 1}
-    manifest["spec"]["checkpoint"] = {"everySteps": 0}
-    return manifest
 
 
 def trains_beyond(kubectl: Kubectl, step: int) -> None:
@@ -28,7 +19,9 @@ def trains_beyond(kubectl: Kubectl, step: int) -> None:
 
 
 def test_a_drained_head_and_a_drained_trainer_cost_no_step_and_no_restart(kubectl: Kubectl, volume: Volume) -> None:
-    kubectl.apply(job())
+    code, job = endless(NAME, checkpoint_every=0)  # a checkpoint is written only where it is interrupted
+    job["spec"]["failurePolicy"] = {"maxRestarts": 0, "restartBackoffSeconds": 1}
+    kubectl.apply(code, job)
     trained = 0
     for attempt, group in ((1, "headgroup"), (2, "train")):
         trains_beyond(kubectl, trained)

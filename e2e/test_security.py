@@ -11,7 +11,7 @@ import pytest
 from e2e.conftest import AUDIT_LOG
 from e2e.enforcement import enforcing
 from e2e.installation import SYSTEM
-from e2e.jobs import two_groups
+from e2e.jobs import endless
 from e2e.kubectl import Kubectl
 from e2e.volumes import Volume
 
@@ -66,11 +66,11 @@ def running(kubectl: Kubectl, volume: Volume, enforced: None):
     """A training job with a secret in its environment, which starts and trains while its NetworkPolicy is enforced."""
     name = "guarded"
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}, "stringData": {"token": SECRET}}
-    job = two_groups(name, steps=100_000)
+    code, job = endless(name)
     for group in job["spec"]["nodeGroups"]:
         group["env"] = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}]
     job["spec"]["head"] = {"env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}]}
-    kubectl.apply(secret, job)
+    kubectl.apply(secret, code, job)
     kubectl.until("it trains", lambda: kubectl.step(name) >= 2, 300, job=name)
     yield name
     kubectl("delete", "rljob", name)
@@ -107,6 +107,9 @@ def test_pods_run_restricted_and_read_only(kubectl: Kubectl, running: str):
             assert container["securityContext"]["readOnlyRootFilesystem"] is True, container["name"]
     identity = kubectl("exec", head_of(kubectl, running), "-c", "ray", "--", "id", "-u").strip()
     assert identity == "1000"
+    logs = kubectl("exec", head_of(kubectl, running), "-c", "ray", "--", "ls", "/tmp/ray/session_latest/logs").split()
+    assert "raylet.out" in logs
+    assert not {"log_monitor.log", "monitor.log"} & set(logs), "processes of Ray's that nothing here uses"
 
 
 def as_job(kubectl: Kubectl, job: str, method: str, path: str, body: dict[str, object] | None = None) -> tuple[int, str]:
