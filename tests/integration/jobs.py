@@ -17,6 +17,7 @@ import yaml
 from rljob_runtime.tiny.model import make
 from rljob_runtime.tiny.warmstart import WarmStartConfig
 from tests.layout.tree import ROOT
+from tests.support import forked_workers
 from tests.support.pace import HANG_S
 
 START_TIMEOUT_S = 500.0
@@ -236,6 +237,7 @@ class Running:
         *options: str,
         adapter: str = "",
         as_users: bool = False,
+        signaled: bool = False,
         before: str = "",
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -247,6 +249,7 @@ class Running:
             options: of ``rljob run``.
             adapter: ``module:name`` of the one that takes vLLM's place.
             as_users: none of tests.support.forked_workers.
+            signaled: the test interrupts or kills the driver or looks for its children, so that it is no fork, but its workers are.
             before: Python that the driver runs first.
             environment: variables of all its processes.
         """
@@ -257,20 +260,14 @@ class Running:
         (folder / "job.yaml").write_text(yaml.safe_dump(manifest))
         self.run_dir = folder / "run"
         self._output = folder / "output.txt"
+        self._is_fork = not (as_users or signaled)
         self.started_s = time.time()
         """When the command was started, in seconds since the epoch."""
         program = before + (WITH_ADAPTER.format(adapter) if adapter else "")
+        options = ("run", str(folder / "job.yaml"), "--run-dir", str(self.run_dir), *options)
         with self._output.open("w") as output:
             self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    *(["-m", "rljob_runtime.commands.cli"] if as_users and not program else ["-c", _program(program, as_users)]),
-                    "run",
-                    str(folder / "job.yaml"),
-                    "--run-dir",
-                    str(self.run_dir),
-                    *options,
-                ],
+                _command(folder, program, options, as_users=as_users, forked=self._is_fork),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -309,10 +306,12 @@ class Running:
 
     def interrupt(self) -> None:
         """What Ctrl-C does: SIGINT to the whole foreground group."""
+        assert not self._is_fork, "its group is another one"
         os.killpg(self.process.pid, signal.SIGINT)
 
     def kill(self) -> None:
         """What the loss of the machine does: nobody can finish anything, the driver first."""
+        assert not self._is_fork, "its children are not those of the process started here"
         started = psutil.Process(self.process.pid).children(recursive=True)
         self.process.kill()
         self.process.wait()
@@ -347,12 +346,20 @@ def _with_root() -> str:
     return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
-def _program(before: str, as_users: bool) -> str:
-    """`rljob` after other Python, or with forked workers, or both."""
-    return ("" if as_users else FORKING) + before + CLI
+def _command(folder: Path, before: str, arguments: tuple[str, ...], *, as_users: bool, forked: bool) -> list[str]:
+    """`rljob` as users start it, or after other Python, or with forked workers, itself a fork or not."""
+    if as_users and not before:
+        return [sys.executable, "-m", "rljob_runtime.commands.cli", *arguments]
+    program = ("" if as_users else FORKING) + before + CLI
+    if not forked:
+        return [sys.executable, "-c", program, *arguments]
+    script = folder / "driver" / "rljob"  # in a folder of its own, which becomes the first of Python's path
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(program)
+    return forked_workers.script_command(forked_workers.LIGHT, script, *arguments)
 
 
-CLUSTER_HOST = """
+CLUSTER_HOST = f"""{FORKING}
 import asyncio, dataclasses, json, sys
 from pathlib import Path
 from rljob_api.validation import check
@@ -361,8 +368,8 @@ from rljob_runtime.cluster.embedded import EmbeddedCluster
 manifest, log_dir, left_out = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
 plan = check(manifest.read_text()).plan
 there = dataclasses.replace(plan, nodes=tuple(n for n in plan.nodes if n.rank not in left_out))
-groups = {n.group for n in plan.nodes}
-cluster = EmbeddedCluster(log_dir, dict.fromkeys(groups, 2), {group: {} for group in groups})
+groups = {{n.group for n in plan.nodes}}
+cluster = EmbeddedCluster(log_dir, dict.fromkeys(groups, 2), {{group: {{}} for group in groups}})
 print(cluster.start_processes(there), flush=True)
 sys.stdin.read()
 asyncio.run(cluster.stop())
@@ -393,8 +400,14 @@ class RayNodes:
         self._process.communicate(timeout=HANG_S)
 
 
+IN_CLUSTER = f"""{FORKING}
+from rljob_runtime.entry.kubernetes import main
+raise SystemExit(main())
+"""
+
+
 class Driving:
-    """``python -m rljob_runtime.entry.kubernetes`` as KubeRay runs it on the head, with the environment that the operator gives it."""
+    """The driver as KubeRay runs it on the head, with the environment that the operator gives it; its workers are forks."""
 
     def __init__(self, folder: Path, address: str, attempt: int = 1, shared: str = "1", steps_file: str = "job.yaml") -> None:
         self.run_dir = folder / "run"
@@ -412,7 +425,7 @@ class Driving:
         options = ["--spec-file", str(folder / steps_file), "--state-folder", str(self.state_folder)]
         with self.output_file.open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rljob_runtime.entry.kubernetes", *options],
+                [sys.executable, "-c", IN_CLUSTER, *options],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,

@@ -212,7 +212,7 @@ def test_a_killed_worker_and_a_killed_driver_cost_no_sample_and_double_none(mode
     manifest = interrupted_job(model, steps)
     hold = tmp_path / "hold"
     hold.touch()  # before the first step, so that none of the episodes that are held can be over
-    run = Running(tmp_path, manifest)
+    run = Running(tmp_path, manifest, signaled=True)
     run.until("an episode that is held", lambda: "held" in run.log(HELD_LOG))  # and with it those that wait for its process
     run.until("a group that is finished", lambda: finished_groups(run) == GROUPS // 2)
     os.kill(run.worker_pid("games-0"), signal.SIGKILL)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.jobs import START_TIMEOUT_S, job
+from tests.integration.jobs import FORKING, START_TIMEOUT_S, job
 from tests.unit.library.test_python_api_page import program
 
 pytestmark = pytest.mark.slow
@@ -81,7 +81,7 @@ def script(source: str, folder: Path, *arguments: str) -> str:
 def test_runs_follow_each_other_in_a_notebook(model: Path, tmp_path: Path) -> None:
     manifest = job(model, steps=5)
     del manifest["spec"]["rewards"]
-    assert script(NOTEBOOK, tmp_path, json.dumps(manifest)).endswith("all held\n")
+    assert script(FORKING + NOTEBOOK, tmp_path, json.dumps(manifest)).endswith("all held\n")
 
 
 def test_the_collocated_program_of_the_page_in_processes_of_ray(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_after_ctrl_c_and_after_a_kill_a_resumed_run_has_the_losses_of_an_uninte
 ) -> None:
     slow = [{"name": "digits", "type": "Function", "function": "length_reward:slow_score"}]
     manifest = job(model, steps=STEPS, rewards=slow)
-    run = Running(tmp_path, manifest)
+    run = Running(tmp_path, manifest, signaled=True)
     run.until("step 2", lambda: len(run.metrics()) >= 2)
     run.interrupt()
     assert run.wait() == 130, run.output
@@ -76,7 +76,7 @@ def test_after_ctrl_c_and_after_a_kill_a_resumed_run_has_the_losses_of_an_uninte
     done = len(run.metrics())
     assert 2 <= done < STEPS - 2, "the interruption came too late to show anything"
 
-    killed = Running(tmp_path, manifest, "--resume")
+    killed = Running(tmp_path, manifest, "--resume", signaled=True)
     beyond = done + 1 + done % 2  # a checkpoint is written after every second step
     killed.until("a step after a checkpoint", lambda: len(killed.metrics()) >= beyond)
     killed.kill()
@@ -114,7 +114,7 @@ def test_a_killed_worker_fails_the_run_and_is_named(model: Path, tmp_path: Path,
 
 @pytest.mark.slow
 def test_the_end_of_rays_control_service_ends_the_run_with_that_and_not_a_minute_later(model: Path, tmp_path: Path) -> None:
-    run = Running(tmp_path, job(model, steps=100_000))
+    run = Running(tmp_path, job(model, steps=100_000), signaled=True)
     run.until("the first checkpoint", lambda: bool(list(run.run_dir.glob("checkpoints/step-*/COMPLETE"))))
     (control,) = [child for child in psutil.Process(run.process.pid).children(recursive=True) if child.name() == "gcs_server"]
     control.kill()

@@ -1,8 +1,8 @@
-"""Ray workers of tests forked from processes that have imported torch, transformers and vLLM already.
+"""Drivers and Ray workers of tests forked from processes that have imported torch, transformers and vLLM already.
 
-An engine's process computes for 6 seconds before it does anything, nearly all of it imports; a trainer's for 4. Every job of every
-integration test starts some, so that imports were more than half of what these tests compute. Here a *preloaded* process imports once
-and forks a worker in milliseconds:
+An engine's process computes for 6 seconds before it does anything, nearly all of it imports; a trainer's for 4, a driver's for 3. Every
+job of every integration test starts some, so that imports were more than half of what these tests compute. Here a *preloaded* process
+imports once and forks a worker in milliseconds:
 
 - :mod:`.launcher` is what Ray's node starts as a worker's process. It asks for a fork, passes its arguments, working folder, environment,
   signal mask and standard files on, and stays for as long as the fork lives: who kills it kills the fork, its exit status is the fork's.
@@ -12,10 +12,10 @@ and forks a worker in milliseconds:
 - :mod:`.environments` answers in the place of Ray's agent of runtime environments, through which the launcher learns what it starts.
 - :mod:`.preloaded` imports, makes sure that it has no second thread, and forks. Ray is not imported before the fork.
 
-:func:`script_command` does the same for a script of a test, such as those that fork trainer ranks.
+:func:`script_command` does the same for a script of a test, such as those that fork trainer ranks, and for drivers.
 
-:func:`use` makes the embedded clusters of a process do so. Tests of `rljob run` use it unless they ask for a start as users have it
-(``tests.integration.jobs.Running``); the quickstart of one seed and the in-cluster driver are always started as users' are.
+:func:`use` makes the embedded clusters of a process do so, and the jobs of a process on such clusters. Tests of `rljob run` use it unless
+they ask for a start as users have it (``tests.integration.jobs.Running``); the quickstart of one seed is always started as users' are.
 """
 
 from __future__ import annotations
@@ -52,7 +52,18 @@ RANKS = (
     *(f"transformers.models.{kind}.modeling_{kind}" for kind in ("llama", "qwen3", "qwen3_moe", "qwen2_moe", "mixtral", "deepseek_v3")),
 )
 """What scripts of test files that fork trainer ranks import in any case."""
-LIGHT = ("rljob_runtime.rewards.worker", "rljob_runtime.environments.worker", "transformers.models.qwen2.tokenization_qwen2")
+LIGHT = (
+    "rljob_runtime.rewards.worker",
+    "rljob_runtime.environments.worker",
+    "transformers.models.qwen2.tokenization_qwen2",
+    "rljob_runtime.commands.cli_jobs",
+    "rljob_runtime.entry.local_run",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+    "reasoning_gym",
+    "tensorboard.summary.writer.event_file_writer",
+)
+"""Drivers, reward and environment workers: the process they share is smaller than two."""
 MODULES = {
     "rljob_runtime.engine.vllm.engine:VllmEngine": ENGINE,
     "tests.integration.broken_engine:FaultyEngine": ENGINE,
@@ -105,12 +116,13 @@ def use() -> None:
 
     from rljob_runtime.cluster import embedded, idle_agent
     from rljob_runtime.cluster.protocol import WorkerSpec
+    from rljob_runtime.cluster.ray_cluster import RayCluster
 
     class ForkingProcesses(Cluster):  # type: ignore[misc]  # Ray's helper has no types
         def add_node(self, wait: bool = True, **arguments: Any) -> Any:
             return super().add_node(wait, setup_worker_path=str(LAUNCHER), **arguments)
 
-    def runtime_env(cluster: embedded.EmbeddedCluster, spec: WorkerSpec) -> dict[str, Any] | None:
+    def runtime_env(cluster: RayCluster, spec: WorkerSpec) -> dict[str, Any] | None:
         modules = MODULES.get(spec.factory)
         if modules is None or spec.interpreter is not None:
             return plain_runtime_env(cluster, spec)
@@ -118,6 +130,6 @@ def use() -> None:
 
     os.environ[AHEAD] = "0"  # what no worker here takes
     embedded.AGENTS[PROCESS_TYPE_RUNTIME_ENV_AGENT] = (str(HERE / "environments.py"), idle_agent.__file__)
-    plain_runtime_env = embedded.EmbeddedCluster.runtime_env
+    plain_runtime_env = RayCluster.runtime_env
     embedded.RayProcesses = ForkingProcesses  # type: ignore[misc]
-    embedded.EmbeddedCluster.runtime_env = runtime_env  # type: ignore[method-assign]
+    RayCluster.runtime_env = runtime_env  # type: ignore[method-assign]
