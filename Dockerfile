@@ -202,6 +202,7 @@ COPY --chown=1000:1000 examples /workspace/examples
 COPY --chown=1000:1000 --from=tiny-model /models /workspace/models
 COPY --from=model-infos /model-infos /opt/rljob/share/vllm-model-infos
 COPY runtime/image/ray /opt/rljob/first/ray
+COPY runtime/image/bash_env /opt/rljob/share/bash_env
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="rljob-runtime" \
@@ -213,6 +214,7 @@ LABEL org.opencontainers.image.title="rljob-runtime" \
 ENV PATH=/opt/rljob/first:/opt/rljob/bin:/usr/local/nvidia/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64 \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    BASH_ENV=/opt/rljob/share/bash_env \
     HOME=/home/rljob \
     USER=rljob \
     PYTHONUNBUFFERED=1 \

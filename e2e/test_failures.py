@@ -23,6 +23,19 @@ FOREIGN = {
 }
 """A RayJob with another owner; it starts nothing."""
 
+UNSCHEDULABLE = ("Insufficient example.com/virtual-gpu", "node(s) didn't match Pod's node affinity/selector")
+
+
+def both_causes_are_said(kubectl: Kubectl, job: str) -> bool:
+    message = kubectl.condition(job, "ClusterReady")["message"]
+    return all(words in message for words in UNSCHEDULABLE)
+
+
+def waits_for_the_head(kubectl: Kubectl, job: str) -> bool:
+    """Whether KubeRay's init container runs in a pod of this job."""
+    containers = [c for pod in kubectl.children(job, "pods") for c in pod["status"].get("initContainerStatuses", [])]
+    return any("running" in container["state"] for container in containers)
+
 
 def test_an_impossible_placement_creates_no_child(kubectl: Kubectl):
     name = "impossible"
@@ -61,13 +74,16 @@ def test_an_unschedulable_job_reports_the_message_of_the_scheduler_once_its_name
     job = two_groups(name, steps=5)
     del job["spec"]["storage"]
     job["spec"]["nodeGroups"][0]["devicesPerNode"] = 64
+    job["spec"]["head"] = {"nodeSelector": {"example.com/there-is": "none"}}
     kubectl.apply(FOREIGN | {"metadata": {"name": f"{name}-a1"}}, job)
     kubectl.until("the name is taken", lambda: kubectl.condition(name, "Running").get("reason") == "ChildNameTaken", 30, job=name)
     assert f"RayJob {name}-a1" in kubectl.condition(name, "Running")["message"]
     kubectl("delete", "rayjob", f"{name}-a1")
     kubectl.until("the reason is shown", lambda: kubectl.condition(name, "ClusterReady").get("reason") == "Unschedulable", 90, job=name)
-    assert "Insufficient example.com/virtual-gpu" in kubectl.condition(name, "ClusterReady")["message"]
+    kubectl.until("that of the head is, too", lambda: both_causes_are_said(kubectl, name), 60, job=name)
+    kubectl.until("the other node waits for the head", lambda: waits_for_the_head(kubectl, name), 60, job=name)
     kubectl("delete", "rljob", name)
+    kubectl.until("its pods end at once", lambda: not kubectl.children(name, "pods"), 30, job=name)
 
 
 def test_a_crashing_user_reward_ends_up_in_the_message(kubectl: Kubectl, volume: Volume):
