@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from e2e.installation import RESTRICTED
-from e2e.jobs import DEVICE, Manifest, endless, two_groups
+from e2e.jobs import DEVICE, Manifest, two_groups, unhurried
 from e2e.kubectl import Kubectl
 from e2e.test_training import STARTS_S, TRAINS_S, metrics
 from e2e.volumes import Volume
@@ -95,7 +95,7 @@ def preempted_and_suspended(queued: Kubectl, volume: Volume) -> tuple[dict[str, 
         Its status, and the steps that it trained, in their order.
     """
     name = "patient"
-    queued.apply(*endless(name, checkpoint_every=0))
+    queued.apply(*unhurried(name, checkpoint_every=0))
     trains_beyond(queued, name, 0)
     assert ray_job(queued, name)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "default", "Kueue gave it the namespace's queue"
 

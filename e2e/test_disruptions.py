@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from e2e.jobs import endless
+from e2e.jobs import unhurried
 from e2e.kubectl import Kubectl
 from e2e.test_training import STARTS_S, metrics
 from e2e.volumes import Volume
@@ -19,7 +19,7 @@ def trains_beyond(kubectl: Kubectl, step: int) -> None:
 
 
 def test_a_drained_head_and_a_drained_trainer_cost_no_step_and_no_restart(kubectl: Kubectl, volume: Volume) -> None:
-    code, job = endless(NAME, checkpoint_every=0)  # a checkpoint is written only where it is interrupted
+    code, job = unhurried(NAME, checkpoint_every=0)  # a checkpoint is written only where it is interrupted
     job["spec"]["failurePolicy"] = {"maxRestarts": 0, "restartBackoffSeconds": 1}
     kubectl.apply(code, job)
     trained = 0

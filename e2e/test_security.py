@@ -11,7 +11,7 @@ import pytest
 from e2e.conftest import AUDIT_LOG
 from e2e.enforcement import enforcing
 from e2e.installation import SYSTEM
-from e2e.jobs import endless
+from e2e.jobs import unhurried
 from e2e.kubectl import Kubectl
 from e2e.volumes import Volume
 
@@ -66,7 +66,7 @@ def running(kubectl: Kubectl, volume: Volume, enforced: None):
     """A training job with a secret in its environment, which starts and trains while its NetworkPolicy is enforced."""
     name = "guarded"
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}, "stringData": {"token": SECRET}}
-    code, job = endless(name)
+    code, job = unhurried(name)
     for group in job["spec"]["nodeGroups"]:
         group["env"] = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}]
     job["spec"]["head"] = {"env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}]}

@@ -7,7 +7,7 @@ import json
 import re
 
 from e2e.installation import NAMESPACE
-from e2e.jobs import quickstart, two_groups
+from e2e.jobs import quickstart, unhurried
 from e2e.kubectl import Kubectl
 from e2e.reading import KubectlError
 from e2e.volumes import Volume
@@ -80,9 +80,9 @@ def test_the_quickstart_trains_and_reports_conditions(kubectl: Kubectl, volume: 
 
 def test_a_lost_worker_is_followed_by_an_attempt_that_resumes(kubectl: Kubectl, volume: Volume):
     name = "worker-lost"
-    job = two_groups(name, steps=60)
+    code, job = unhurried(name, steps=30)
     job["spec"] |= {"failurePolicy": {"maxRestarts": 2, "restartBackoffSeconds": 1}, "refuseEvictions": True}
-    kubectl.apply(job)
+    kubectl.apply(code, job)
     kubectl.until("the RayJob, which is created last", lambda: kubectl.children(name, "rayjobs"), 60, job=name)
     made = {kind: kubectl.get(kind, f"{name}-rljob") for kind in WIDENED}
     for kind, (field, place, value) in WIDENED.items():
@@ -104,7 +104,7 @@ def test_a_lost_worker_is_followed_by_an_attempt_that_resumes(kubectl: Kubectl, 
 
     assert kubectl.get("rljob", name)["status"]["attempt"] == 2
     steps = [m["step"] for m in metrics(volume, name)]
-    assert steps == list(range(1, 61)), "every step is trained once in the history that counts"
+    assert steps == list(range(1, 31)), "every step is trained once in the history that counts"
     resumed = volume.read(f"{name}/logs/driver-a2.log")
     assert "resum" in resumed.lower()
     live = [j["metadata"]["name"] for j in kubectl.children(name, "rayjobs")]

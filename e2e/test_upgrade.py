@@ -12,7 +12,7 @@ import yaml
 from e2e.cluster.crds import RLJOB_CRD
 from e2e.conftest import RIGHTS_FOR_A_WHILE
 from e2e.installation import HELM_TIMEOUT_S, RELEASE, SYSTEM, Helm, image_values
-from e2e.jobs import ROOT, endless, two_groups
+from e2e.jobs import ROOT, two_groups, unhurried
 from e2e.kubectl import Kubectl
 from e2e.reading import KubectlError
 from e2e.test_rights import account_of_operator, installed_rights
@@ -66,7 +66,7 @@ def refused(kubectl: Kubectl) -> str:
 def test_an_upgrade_and_a_rollback_change_nothing_of_a_job_that_is_then_suspended_resumed_and_deleted(
     kubectl: Kubectl, helm: Helm, volume: Volume, chart_values: list[str], request: pytest.FixtureRequest
 ) -> None:
-    kubectl.apply(*endless(NAME))
+    kubectl.apply(*unhurried(NAME))
     kubectl.until("six steps", lambda: kubectl.step(NAME) >= 6, STARTS_S, job=NAME)
     made, image = uids(kubectl), images(kubectl)
     with newer_crd(kubectl):
