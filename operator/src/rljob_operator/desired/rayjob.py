@@ -27,7 +27,7 @@ WITHOUT_LOG_MONITOR = {"include-log-monitor": "no"}
 """Of every node, as on embedded clusters: workers write their own logs, and no driver asks for them. KubeRay 1.6 leaves out what is "false"
 (convertParamMap of its pod.go)."""
 WITHOUT_AUTOSCALER = {"no-monitor": "true"}
-"""Of the head, likewise: the nodes never change. Each of the two processes imports Ray for nothing, and keeps 100 MB."""
+"""Of the head, likewise: the nodes never change. Each of the two processes imports Ray for nothing, and keeps 80 MB."""
 MIN_STORE_BYTES = 75 << 20
 """Ray refuses a smaller object store."""
 

@@ -255,11 +255,11 @@ def test_what_nodes_offer_to_ray_and_ask_of_kubernetes() -> None:
         "requests": {"cpu": "64", "memory": "512Gi"},
         "limits": {"memory": "512Gi", "nvidia.com/gpu": "8", "rdma/hca": "1"},
     }
-    _, trainers, engines, judges = groups(ray_job(SOURCES["virtual"].read_text()))
+    _, trainers, engines, scorers = groups(ray_job(SOURCES["virtual"].read_text()))
     assert json.loads(trainers["rayStartParams"]["resources"].strip("'")) == {"example_com_virtual-gpu": 2}
     assert (trainers["rayStartParams"]["num-gpus"], trainers["rayStartParams"]["num-cpus"]) == ("0", "1")
     assert container(engines)["resources"]["limits"] == {"memory": "3Gi", "example.com/virtual-gpu": "1"}
-    assert (judges["rayStartParams"], container(judges)["resources"]) == ({"num-gpus": "0", **quiet}, {})
+    assert (scorers["rayStartParams"], container(scorers)["resources"]) == ({"num-gpus": "0", **quiet}, {})
     _, _, arms = groups(ray_job(SOURCES["robots"].read_text()))
     assert arms["rayStartParams"] == {"num-gpus": "0", "num-cpus": "4", "resources": "'{\"rljob_hardware\": 1}'", **quiet}
     assert container(arms)["resources"]["limits"] == {"devices.example/camera": "1"}, "only what the pod template adds"
