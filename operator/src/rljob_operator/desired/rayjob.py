@@ -21,13 +21,13 @@ from rljob_operator.model import JobView, Manifest
 MULTI_KUEUE = "kueue.x-k8s.io/multikueue"
 """Controller of RayJobs that run on another cluster."""
 ENTRYPOINT = ("python", "-m", "rljob_runtime.entry.kubernetes")
-RAY_SHM_THRESHOLD_BYTES = 10**10
-"""A /dev/shm of at least this size limits the object store that Ray makes by itself (REQUIRE_SHM_SIZE_THRESHOLD of Ray 2.60)."""
 WITHOUT_LOG_MONITOR = {"include-log-monitor": "no"}
 """Of every node, as on embedded clusters: workers write their own logs, and no driver asks for them. KubeRay 1.6 leaves out what is "false"
 (convertParamMap of its pod.go)."""
 WITHOUT_AUTOSCALER = {"no-monitor": "true"}
 """Of the head, likewise: the nodes never change. Each of the two processes imports Ray for nothing, and keeps 80 MB."""
+RAY_SHM_THRESHOLD_BYTES = 10**10
+"""A /dev/shm of at least this size limits the object store that Ray makes by itself (REQUIRE_SHM_SIZE_THRESHOLD of Ray 2.60)."""
 MIN_STORE_BYTES = 75 << 20
 """Ray refuses a smaller object store."""
 
