@@ -3,8 +3,9 @@
 `make e2e` builds the cluster and the images first. For another cluster set KUBECONFIG (its context must be on the allow-list of
 e2e.cluster), RLJOB_E2E_OPERATOR_IMAGE, RLJOB_E2E_RUNTIME_IMAGE, and RLJOB_E2E_STORAGE_CLASS for a ReadWriteMany volume.
 
-A job whose scenario only looks at the outcome is applied ahead of it (marker ``begins``), and trains while other scenarios wait. The
-scenario of queues has a namespace of its own and runs in a thread from the beginning.
+Starting a job's pods and processes is most of what a scenario computes, so scenarios share jobs where they can. A job whose scenario only
+looks at the outcome is applied ahead of it (marker ``begins``), and trains while other scenarios wait. The scenario of queues has a
+namespace of its own and runs in a thread from the beginning.
 
 test_rights.py runs last and checks the operator's permissions against the API server's audit log, RLJOB_E2E_AUDIT_LOG. Only the built
 cluster has one; without it that test is deselected.
@@ -18,23 +19,23 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from e2e.cluster.guard import require_allowed_context
 from e2e.environment import needed
+from e2e.guarded import Guarded
 from e2e.installation import NAMESPACE, Helm, installation_values, installed
 from e2e.kubectl import Kubectl
 from e2e.rights import Right
 from e2e.volumes import Volume, shared_volume
 
 pytest.register_assert_rewrite("e2e.queues")
-from e2e.queues import namespace_with_a_queue, preempted_and_suspended  # noqa: E402 - after its assertions are to explain themselves
+from e2e.queues import Outcome, namespace_with_a_queue, preempted_and_suspended  # noqa: E402 - after its assertions are to explain themselves
 
 AUDIT_LOG = "RLJOB_E2E_AUDIT_LOG"
-COMPARED = "test_time_division.py"
-"""Compares with a job of an earlier file, which it otherwise has to train again."""
+AFTER = {"test_time_division.py": "test_training.py", "test_agents.py": "test_queues.py", "test_upgrade.py": "test_security.py"}
+"""Files that look at a job of an earlier file, or go on with it, which would otherwise train longer."""
 LAST = Path(__file__).with_name("test_rights.py")
 ABREAST = 2
 """Jobs that are applied ahead and have not ended: with those of the scenario and of queues at most four, for two cores and 24 GB."""
@@ -50,7 +51,7 @@ DESELECTED = pytest.StashKey[list[str]]()
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the test that evaluates all scenarios last, or deselect it without an audit log."""
     config.stash[COLLECTED_AT] = datetime.now(UTC)
-    items.sort(key=lambda item: item.path.name == COMPARED)
+    items.sort(key=lambda item: place(item.path.name))
     last = [item for item in items if item.path == LAST]
     others = [item for item in items if item.path != LAST]
     if AUDIT_LOG in os.environ:
@@ -58,6 +59,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     elif last:
         items[:] = others
         config.hook.pytest_deselected(items=last)
+
+
+def place(file: str) -> tuple[str, ...]:
+    """Sorts files by their names, those of :data:`AFTER` behind the one they follow."""
+    return (*place(AFTER[file]), file) if file in AFTER else (file,)
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
@@ -110,10 +116,18 @@ def volume(kubectl: Kubectl, installation: None) -> Iterator[Volume]:
 
 
 @pytest.fixture(scope="session")
-def scenario_of_queues(kubectl: Kubectl, installation: None) -> Iterator[Future[tuple[dict[str, Any], list[int]]]]:
+def scenario_of_queues(kubectl: Kubectl, installation: None) -> Iterator[Future[Outcome]]:
     """Begun with the first scenario."""
     with namespace_with_a_queue(kubectl) as queued, shared_volume(queued) as made, ThreadPoolExecutor(1) as thread:
         yield thread.submit(preempted_and_suspended, queued, made)
+
+
+@pytest.fixture(scope="session")
+def guarded(kubectl: Kubectl, volume: Volume) -> Iterator[Guarded]:
+    """The job of the scenarios of security and of upgrades."""
+    made = Guarded(kubectl)
+    yield made
+    made.delete()
 
 
 class Ahead:

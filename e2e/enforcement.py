@@ -7,7 +7,6 @@ rules follow twice a second, as those of real plug-ins do, a moment late. Connec
 
 from __future__ import annotations
 
-import json
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
@@ -100,14 +99,12 @@ def enforcing(kubectl: Kubectl) -> Iterator[None]:
 
 def _cluster(kubectl: Kubectl) -> tuple[list[dict[str, Any]], list[Endpoint]]:
     """Policies and pods now; a pod without an address, or on the node's network, is nobody's peer."""
-    items = json.loads(kubectl("get", "networkpolicies,pods", "-o", "json"))["items"]
-    policies = [item for item in items if item["kind"] == "NetworkPolicy"]
     pods = [
         Endpoint(address=item["status"]["podIP"], namespace=kubectl.namespace, labels=item["metadata"].get("labels", {}))
-        for item in items
-        if item["kind"] == "Pod" and item["status"].get("podIP") and not item["spec"].get("hostNetwork")
+        for item in kubectl.items("pods")
+        if item["status"].get("podIP") and not item["spec"].get("hostNetwork")
     ]
-    return policies, sorted(pods, key=lambda pod: pod.address)
+    return kubectl.items("networkpolicies"), sorted(pods, key=lambda pod: pod.address)
 
 
 def _nft(commands: str) -> None:

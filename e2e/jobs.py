@@ -10,6 +10,8 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 CLAIM = "work"
 DEVICE = "example.com/virtual-gpu"
+HEAD_CPU = "50m"
+"""What the operator requests for a head by default, a quarter of a core, lets pods of a fourth job wait on a node with two cores."""
 
 Manifest = dict[str, Any]
 
@@ -48,6 +50,7 @@ def example(file: str, name: str, steps: int) -> Manifest:
     spec["training"]["steps"] = steps
     spec["training"]["warmupSteps"] = min(spec["training"]["warmupSteps"], steps // 2)
     spec["storage"] = {"claimName": CLAIM}
+    spec["head"] = {"resources": {"cpu": HEAD_CPU}}
     return job
 
 
@@ -55,9 +58,7 @@ def two_groups(name: str, steps: int, checkpoint_every: int = 5) -> Manifest:
     """Trainer and engine on separate pods, each with one device of an opaque extended resource."""
     job = quickstart(name, steps)
     spec = job["spec"]
-    spec["nodeGroups"] = [
-        {"name": group, "nodes": 1, "devicesPerNode": 1, "deviceResource": DEVICE, "deviceType": "CPU"} for group in ("train", "infer")
-    ]
+    spec["nodeGroups"] = groups_of_one_device()
     spec["components"][0]["placement"] = {"nodeGroups": ["train"], "ranks": "0"}
     spec["components"][1]["placement"] = {"nodeGroups": ["infer"], "ranks": "0"}
     spec["checkpoint"] = {"everySteps": checkpoint_every}
@@ -73,6 +74,27 @@ def unhurried(name: str, *, steps: int = 100_000, checkpoint_every: int = 5) -> 
     job["spec"]["rewards"] = [{"name": "digits", "type": "Function", "function": "slow_verifier:score"}]
     job["spec"]["rollout"] |= {"promptsPerStep": 4, "samplesPerPrompt": 4}
     return SLOW_VERIFIER, job
+
+
+def lake(name: str, *, steps: int, turns: int) -> Manifest:
+    """examples/frozen-lake.yaml with few short episodes, the image's model, and a node group for each device."""
+    job = example("frozen-lake", name, steps)
+    spec = job["spec"]
+    spec["nodeGroups"] = groups_of_one_device()
+    spec["components"][0]["placement"] = {"nodeGroups": ["train"], "ranks": "0"}
+    spec["components"][1]["placement"] = {"nodeGroups": ["infer"], "ranks": "0"}
+    spec["model"]["path"] = "models/tiny"  # it has never seen a lake
+    spec["environments"][0] |= {"maxTurns": turns}
+    spec["environments"][0]["parameters"].pop("grid_lookup")
+    spec["rollout"] |= {"promptsPerStep": 4, "samplesPerPrompt": 4}
+    spec["validation"] |= {"everySteps": steps, "maxPrompts": 8}
+    spec["report"] = {"trajectoriesEverySteps": 1}
+    return job
+
+
+def groups_of_one_device() -> list[Manifest]:
+    """A node group for the trainer and one for the engine."""
+    return [{"name": group, "nodes": 1, "devicesPerNode": 1, "deviceResource": DEVICE, "deviceType": "CPU"} for group in ("train", "infer")]
 
 
 def with_code(job: Manifest, config_map: str) -> Manifest:

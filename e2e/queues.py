@@ -1,5 +1,7 @@
 """Kueue, the real one: quota, preemption and suspension of jobs that it admits. No step is lost, and operator and Kueue do not fight.
 
+The urgent job that preempts the other one is an agentic job, whose episodes test_agents.py looks at.
+
 The namespace has a LocalQueue called ``default``: Kueue gives every RayJob there a queue, whether the RLJob names one or not.
 """
 
@@ -7,21 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from e2e.installation import RESTRICTED
-from e2e.jobs import DEVICE, Manifest, two_groups, unhurried
+from e2e.jobs import DEVICE, Manifest, lake, unhurried
 from e2e.kubectl import Kubectl
-from e2e.test_training import STARTS_S, TRAINS_S, metrics
+from e2e.test_training import STARTS_S, metrics
 from e2e.volumes import Volume
 
 NAMESPACE = "rljob-e2e-queues"
 QUEUES = "kueue.x-k8s.io/v1beta2"
 URGENT = "urgent"
+STEPS, TURNS = 4, 3
+"""Of the urgent job: training steps, and turns of an episode at most."""
 MAX_SPEC_CHANGES = 12
 """Of a RayJob that is admitted, preempted and admitted again; controllers that undo each other's changes make hundreds a minute."""
 SUSPENDS_S = 180.0
+URGENT_ENDS_S = 600.0
 NOTE_S = 90.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the scenario leaves."""
+
+    status: Manifest
+    """Of the job that was preempted and suspended."""
+    steps: list[int]
+    """That it trained, in their order."""
+    volume: Volume
+    """In the namespace with the queue, with the run folders of both jobs."""
 
 
 def objects() -> list[Manifest]:
@@ -84,27 +102,24 @@ def trains_beyond(kubectl: Kubectl, job: str, step: int) -> int:
     return kubectl.step(job)
 
 
-def preempted_and_suspended(queued: Kubectl, volume: Volume) -> tuple[dict[str, Any], list[int]]:
+def preempted_and_suspended(queued: Kubectl, volume: Volume) -> Outcome:
     """The scenario: a job is preempted by another one and goes on, is suspended and goes on.
 
     Args:
         queued: in the namespace with the queue.
         volume: there.
-
-    Returns:
-        Its status, and the steps that it trained, in their order.
     """
     name = "patient"
     queued.apply(*unhurried(name, checkpoint_every=0))
     trains_beyond(queued, name, 0)
     assert ray_job(queued, name)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "default", "Kueue gave it the namespace's queue"
 
-    urgent = two_groups(URGENT, steps=3)
+    urgent = lake(URGENT, steps=STEPS, turns=TURNS)
     urgent["spec"]["queue"] = {"name": "default", "priorityClass": URGENT}
     queued.apply(urgent)
     queued.until("the first job is preempted", lambda: is_queued(queued, name), SUSPENDS_S, job=name)
     queued.until("the reason is Kueue's", lambda: kueues_reason(queued, name), NOTE_S, job=name)
-    queued.wait(URGENT, "Succeeded", TRAINS_S)
+    queued.wait(URGENT, "Succeeded", URGENT_ENDS_S)
     trained = queued.step(name)
     trained = trains_beyond(queued, name, trained)
     assert ray_job(queued, name)["metadata"]["generation"] <= MAX_SPEC_CHANGES
@@ -119,6 +134,6 @@ def preempted_and_suspended(queued: Kubectl, volume: Volume) -> tuple[dict[str, 
     assert ray_job(queued, name)["metadata"]["generation"] <= MAX_SPEC_CHANGES
 
     status = queued.get("rljob", name)["status"]
-    steps = [m["step"] for m in metrics(volume, name)]
+    steps = [int(m["step"]) for m in metrics(volume, name)]
     queued("delete", "rljob", name, URGENT)
-    return status, steps
+    return Outcome(status=status, steps=steps, volume=volume)

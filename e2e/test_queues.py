@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Any
+
+from e2e.queues import Outcome
 
 ENDS_S = 1200.0
 
 
-def test_quota_preemption_and_suspension_cost_no_step(scenario_of_queues: Future[tuple[dict[str, Any], list[int]]]) -> None:
+def test_quota_preemption_and_suspension_cost_no_step(scenario_of_queues: Future[Outcome]) -> None:
     """:func:`e2e.queues.preempted_and_suspended` has run in a namespace of its own beside earlier scenarios, as it mostly waits."""
-    status, steps = scenario_of_queues.result(ENDS_S)
-    assert status["attempt"] == 1, "neither was a failure"
-    assert steps
-    assert steps == list(range(1, len(steps) + 1)), "every step was trained once"
+    outcome = scenario_of_queues.result(ENDS_S)
+    assert outcome.status["attempt"] == 1, "neither was a failure"
+    assert outcome.steps
+    assert outcome.steps == list(range(1, len(outcome.steps) + 1)), "every step was trained once"

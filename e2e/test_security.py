@@ -10,12 +10,11 @@ import pytest
 
 from e2e.conftest import AUDIT_LOG
 from e2e.enforcement import enforcing
+from e2e.guarded import SECRET, Guarded
 from e2e.installation import SYSTEM
-from e2e.jobs import unhurried
 from e2e.kubectl import Kubectl
 from e2e.volumes import Volume
 
-SECRET = "s3cr3t-value-of-the-test"
 PROBE = """
 import json, sys, urllib.error, urllib.request
 request = urllib.request.Request(sys.argv[1])
@@ -62,18 +61,9 @@ def enforced(kubectl: Kubectl, volume: Volume) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def running(kubectl: Kubectl, volume: Volume, enforced: None):
-    """A training job with a secret in its environment, which starts and trains while its NetworkPolicy is enforced."""
-    name = "guarded"
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}, "stringData": {"token": SECRET}}
-    code, job = unhurried(name)
-    for group in job["spec"]["nodeGroups"]:
-        group["env"] = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}]
-    job["spec"]["head"] = {"env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}]}
-    kubectl.apply(secret, code, job)
-    kubectl.until("it trains", lambda: kubectl.step(name) >= 2, 300, job=name)
-    yield name
-    kubectl("delete", "rljob", name)
+def running(guarded: Guarded, enforced: None) -> str:
+    """The job that starts and trains while its NetworkPolicy is enforced."""
+    return guarded.trains(steps=2)
 
 
 def head_of(kubectl: Kubectl, job: str) -> str:

@@ -1,4 +1,7 @@
-"""CRD, chart and operator are upgraded and rolled back under one job, which is then suspended, resumed and deleted."""
+"""CRD, chart and operator are upgraded and rolled back under one job, which is then suspended, resumed and deleted.
+
+It is the job that the scenarios of security have looked at.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,15 @@ import yaml
 
 from e2e.cluster.crds import RLJOB_CRD
 from e2e.conftest import RIGHTS_FOR_A_WHILE
+from e2e.guarded import NAME, Guarded
 from e2e.installation import HELM_TIMEOUT_S, RELEASE, SYSTEM, Helm, image_values
-from e2e.jobs import ROOT, two_groups, unhurried
+from e2e.jobs import ROOT, two_groups
 from e2e.kubectl import Kubectl
 from e2e.reading import KubectlError
 from e2e.test_rights import account_of_operator, installed_rights
 from e2e.test_training import STARTS_S, metrics
 from e2e.volumes import Volume
 
-NAME = "interrupted"
 NOVEL = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/novel"
 NEXT_IMAGE = "registry.invalid/rljob-runtime:next"
 WAIT = ("--wait", f"--timeout={HELM_TIMEOUT_S}s")
@@ -64,10 +67,9 @@ def refused(kubectl: Kubectl) -> str:
 
 
 def test_an_upgrade_and_a_rollback_change_nothing_of_a_job_that_is_then_suspended_resumed_and_deleted(
-    kubectl: Kubectl, helm: Helm, volume: Volume, chart_values: list[str], request: pytest.FixtureRequest
+    kubectl: Kubectl, helm: Helm, volume: Volume, guarded: Guarded, chart_values: list[str], request: pytest.FixtureRequest
 ) -> None:
-    kubectl.apply(*unhurried(NAME))
-    kubectl.until("six steps", lambda: kubectl.step(NAME) >= 6, STARTS_S, job=NAME)
+    guarded.trains(steps=6)
     made, image = uids(kubectl), images(kubectl)
     with newer_crd(kubectl):
         trains_on(kubectl)

@@ -82,15 +82,15 @@ def start_api(folder: StateFolder, endpoint: Endpoint) -> None:
     server = pki.api_server_identity(endpoint.addresses)
     certificates.make([server, pki.ADMIN, pki.KUBELET_CLIENT, pki.CONTROLLER_MANAGER])
     kubeconfig.write(folder.kubeconfig, server=server_url(folder), pki=certificates, identity=pki.ADMIN)
-    etcd = start(folder, "etcd", etcd_arguments(folder))
+    etcd = start(folder, "etcd", etcd_arguments(folder), first=True)
     wait_ready("etcd", probe.http_ok(f"http://{LOOPBACK}:{ports['etcd']}/health"), deadline_s=_START_DEADLINE_S, folder=folder, record=etcd)
     (folder.path / "audit-policy.yaml").write_text(_AUDIT_POLICY)
-    api_server = start(folder, "kube-apiserver", api_server_arguments(folder, endpoint))
+    api_server = start(folder, "kube-apiserver", api_server_arguments(folder, endpoint), first=True)
     wait_ready(
         "the API server", probe.http_ok(f"{server_url(folder)}/readyz?verbose", pki=certificates, identity=pki.ADMIN),
         deadline_s=_START_DEADLINE_S, folder=folder, record=api_server,
     )  # fmt: skip
-    manager = start(folder, "kube-controller-manager", controller_manager_arguments(folder))
+    manager = start(folder, "kube-controller-manager", controller_manager_arguments(folder), first=True)
     wait_ready(
         "the default service account (made by kube-controller-manager)",
         probe.http_ok(f"{server_url(folder)}/api/v1/namespaces/default/serviceaccounts/default", pki=certificates, identity=pki.ADMIN),

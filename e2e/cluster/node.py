@@ -39,7 +39,7 @@ def start_node(folder: StateFolder) -> None:
     certificates, ports = control_plane.pki_of(folder), folder.require().ports
     certificates.sign(pki.node_identity(NODE))
     certificates.sign(pki.PROXY)
-    kubelet = start(folder, "kubelet", _kubelet_arguments(folder))
+    kubelet = start(folder, "kubelet", _kubelet_arguments(folder), first=True)
     kube_proxy = start(folder, "kube-proxy", _proxy_arguments(folder))
     (folder.path / "Corefile").write_text(corefile(folder.kubeconfig, ports["coredns-health"]))
     coredns = start(folder, "coredns", [binary("coredns"), "-conf", folder.path / "Corefile"])

@@ -1,6 +1,7 @@
 """Programs that stay: started with a log and a token, waited for with a deadline, stopped one by one and nobody else."""
 
 import dataclasses
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,16 @@ def test_start_is_written_down_with_log_and_token(folder: StateFolder):
     state = folder.require()
     assert state.processes == (record,)
     assert record.identity in procfs.with_environment(f"{process.TOKEN_VARIABLE}={state.token}")
+
+
+def test_only_what_comes_first_runs_before_others(folder: StateFolder):
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    niceness = {
+        first: os.getpriority(os.PRIO_PROCESS, process.start(folder, str(first), [PYTHON, "-c", STAYS], first=first).identity.pid)
+        for first in (True, False)
+    }
+    assert niceness == {True: process.FIRST if os.geteuid() == 0 else own, False: own}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own
 
 
 def test_no_proxy_reaches_a_program(folder: StateFolder, monkeypatch: pytest.MonkeyPatch):
