@@ -1,4 +1,4 @@
-"""Takes the place of ``vllm.entrypoints.openai.api_server``: answers /health to whoever asks; ends at once for the model ``broken``."""
+"""Takes the place of ``rljob_runtime.engine.vllm.serve``: answers /health to whoever asks; ends at once for the model ``broken``."""
 
 import argparse
 import os

@@ -23,6 +23,8 @@ from tests.support.ports import free_port
 from tests.unit.api.manifests import manifest
 
 WAIT_S = 60.0
+SERVES = server.SERVER_MODULE
+"""Before a test replaces it."""
 
 
 def config(folder: Path, model: str = "owner/judge") -> ServerConfig:
@@ -122,3 +124,10 @@ def test_a_judge_on_a_gpu_compiles_nothing_of_flashinfer_unless_it_is_set_to(
         monkeypatch.setenv(name, set_to)
     worker = vllm_server(spec, spec.components[-1], on_cpu=False, num_threads=1, log_file=tmp_path / "server.log")
     assert worker.env[name] == found
+
+
+def test_the_process_of_its_engine_imports_nothing_of_the_server_again() -> None:
+    """It is spawned, and Python imports the main module there under another name."""
+    code = "import json, runpy, sys; runpy.run_module(sys.argv[1], run_name='__mp_main__'); print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code, SERVES], capture_output=True, text=True, timeout=WAIT_S, check=True)
+    assert not {"fastapi", "torch", "transformers", "vllm"} & set(json.loads(done.stdout))

@@ -29,7 +29,7 @@ _CONTROL_VARIABLE = "VLLM_SERVER_DEV_MODE"
 KEY_VARIABLE = "VLLM_API_KEY"
 """Read by vLLM's server; a key among its arguments would be shown to every user of the node."""
 _CHILD = "rljob_runtime.engine.server_child"
-SERVER_MODULE = "vllm.entrypoints.openai.api_server"
+SERVER_MODULE = "rljob_runtime.engine.vllm.serve"
 _POLL_S = 0.2
 _END_S = 20.0
 _SHOWN_CHARACTERS = 2000
