@@ -22,9 +22,10 @@ _POLL_S = 0.05
 _LOG_TAIL_LINES = 15
 _LOG_TAIL_BYTES = 64 * 1024
 _GO_COLLECTS = {"GOGC": "300"}
-"""All of them are Go programs. A quarter of what the API server computes is garbage collection; so it is half of that, for more memory."""
+"""Of Go programs, which all of them are: with its default of 100 a quarter of what the API server computes is garbage collection."""
 FIRST = -10
-"""Niceness of what has a machine of its own in other clusters, or answers for this node."""
+"""Niceness of what has a machine of its own in other clusters, or answers for this node; and that of its autogroup (sched(7)): where the
+kernel has these, a process's niceness counts within its session alone."""
 _PROXY_VARIABLES = {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"}
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
@@ -57,6 +58,9 @@ def start(folder: StateFolder, name: str, argv: Sequence[str | Path], *, first: 
             )  # fmt: skip
         except OSError as error:
             raise ClusterError(f"{name}: cannot start {argv[0]}: {error.strerror}") from error
+    if first:
+        with contextlib.suppress(OSError):  # no autogroups, or they are root's
+            Path(f"/proc/{child.pid}/autogroup").write_text(str(FIRST))
     identity = identify(child.pid)
     if identity is None:  # not reaped yet, so it has an entry
         raise ClusterError(f"{name}: process {child.pid} has no entry in /proc")

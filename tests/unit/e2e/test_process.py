@@ -48,12 +48,13 @@ def test_start_is_written_down_with_log_and_token(folder: StateFolder):
 
 def test_only_what_comes_first_runs_before_others(folder: StateFolder):
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    niceness = {
-        first: os.getpriority(os.PRIO_PROCESS, process.start(folder, str(first), [PYTHON, "-c", STAYS], first=first).identity.pid)
-        for first in (True, False)
-    }
-    assert niceness == {True: process.FIRST if os.geteuid() == 0 else own, False: own}
+    pids = {first: process.start(folder, str(first), [PYTHON, "-c", STAYS], first=first).identity.pid for first in (True, False)}
+    wanted = {True: process.FIRST, False: own} if os.geteuid() == 0 else {True: own, False: own}
+    assert {first: os.getpriority(os.PRIO_PROCESS, pid) for first, pid in pids.items()} == wanted
     assert os.getpriority(os.PRIO_PROCESS, 0) == own
+    if os.geteuid() == 0 and Path("/proc/self/autogroup").exists():  # "/autogroup-42 nice -10"
+        groups = {first: Path(f"/proc/{pid}/autogroup").read_text().split()[-1] for first, pid in pids.items()}
+        assert groups == {True: str(process.FIRST), False: "0"}
 
 
 def test_no_proxy_reaches_a_program(folder: StateFolder, monkeypatch: pytest.MonkeyPatch):
