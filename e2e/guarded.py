@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from e2e.jobs import unhurried
 from e2e.kubectl import Kubectl
+from e2e.test_training import STARTS_S
 
 NAME = "guarded"
 SECRET = "s3cr3t-value-of-the-test"
-STARTS_S = 600.0
 
 
 class Guarded:

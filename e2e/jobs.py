@@ -15,6 +15,9 @@ HEAD_CPU = "50m"
 
 Manifest = dict[str, Any]
 
+ENDLESS = 100_000
+"""Steps of a job that ends when its scenario is over."""
+
 SLOW_VERIFIER: Manifest = {
     "apiVersion": "v1",
     "kind": "ConfigMap",
@@ -65,12 +68,12 @@ def two_groups(name: str, steps: int, checkpoint_every: int = 5) -> Manifest:
     return job
 
 
-def unhurried(name: str, *, steps: int = 100_000, checkpoint_every: int = 5) -> tuple[Manifest, Manifest]:
+def unhurried(name: str, *, checkpoint_every: int = 5) -> tuple[Manifest, Manifest]:
     """A job of two groups that a scenario interrupts or ends while it trains, and the ConfigMap it needs.
 
     A step takes a second, most of which its verifier sleeps, as one does that asks a service: the cores are left to other scenarios' jobs.
     """
-    job = with_code(two_groups(name, steps=steps, checkpoint_every=checkpoint_every), SLOW_VERIFIER["metadata"]["name"])
+    job = with_code(two_groups(name, steps=ENDLESS, checkpoint_every=checkpoint_every), SLOW_VERIFIER["metadata"]["name"])
     job["spec"]["rewards"] = [{"name": "digits", "type": "Function", "function": "slow_verifier:score"}]
     job["spec"]["rollout"] |= {"promptsPerStep": 4, "samplesPerPrompt": 4}
     return SLOW_VERIFIER, job
