@@ -22,6 +22,7 @@ from rljob_runtime.training.config import LoraConfig
 from rljob_runtime.training.critic import CriticWorker
 from rljob_runtime.training.critic_config import CriticConfig
 from rljob_runtime.training.value_step import ValueMeter, accumulate_value_gradients, prepare_values
+from tests.support.rounding import assert_gradients_equal
 from tests.support.trainers import LEARNING_RATE, VOCAB, one_at_a_time, save_model, tiny_qwen2
 
 HIDDEN = 24
@@ -170,9 +171,7 @@ def test_gradients_equal_a_loss_written_out(start: Start, model_folder: Path, mo
         expected = {f"model.{n}": p.grad for n, p in layers.named_parameters()} | {
             f"value_head.{n}": p.grad for n, p in head.named_parameters()
         }
-        assert got.keys() == expected.keys()
-        for name, gradient in got.items():
-            torch.testing.assert_close(gradient, expected[name], atol=1e-6, rtol=1e-4)
+        assert_gradients_equal(got, expected)
 
 
 def test_metrics_of_a_step(start: Start) -> None:

@@ -35,6 +35,7 @@ from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.worker import PolicyWorker
 from tests.integration.rank_processes import fork_ranks, full_gradients, packed_weights, random_batch, read, run_script, write
 from tests.support.pace import HANG_S
+from tests.support.rounding import assert_gradients_equal
 from tests.support.routes import routes_of
 from tests.support.trainers import StartPolicy, one_at_a_time, policy, save_model
 
@@ -230,9 +231,7 @@ def test_gradients_equal_a_plain_transformers_loop(base: Path, one: dict[str, An
     found = read(base / f"{name}-{world_size}", "result", "grad/")
     expected = plain_gradients(base / name, random_batch(VOCAB, 0), coefficient=0.5)
     without = plain_gradients(base / name, random_batch(VOCAB, 0), coefficient=0.0)
-    assert found.keys() == expected.keys()
-    for parameter, gradient in expected.items():
-        np.testing.assert_allclose(found[parameter], gradient, atol=1e-6, rtol=0, err_msg=parameter)
+    assert_gradients_equal(found, expected)
     assert max(np.abs(expected[n] - without[n]).max() for n in expected if n.endswith("mlp.gate.weight")) > 1e-3
 
 
@@ -240,8 +239,7 @@ def test_gradients_equal_a_plain_transformers_loop(base: Path, one: dict[str, An
 def test_replayed_routes_give_the_same_gradients_on_any_number_of_ranks(base: Path, one: dict[str, Any], name: str) -> None:
     expected, own = (read(base / f"{name}-1", "result", key) for key in ("replay/", "grad/"))
     found = read(base / f"{name}-2", "result", "replay/")
-    for parameter, gradient in expected.items():
-        np.testing.assert_allclose(found[parameter], gradient, atol=1e-6, rtol=0, err_msg=parameter)
+    assert_gradients_equal(found, expected)
     assert max(np.abs(expected[n] - own[n]).max() for n in expected if n.endswith("mlp.gate.weight")) > 1e-3
 
 
@@ -255,11 +253,12 @@ def test_metrics_and_logprobs_do_not_depend_on_the_number_of_ranks(base: Path, o
 
 
 def test_divided_sequences_give_the_same_gradients_and_metrics(base: Path, one: dict[str, Any]) -> None:
-    divided = read(base, "divided")
-    assert {key.split("/")[0] for key in divided} == {"grad", "replay", "metric"}
-    for key, value in divided.items():
-        tolerance = {"atol": 1e-5, "rtol": 1e-5} if key.startswith("metric/") else {"atol": 1e-6, "rtol": 0.0}
-        np.testing.assert_allclose(value, one["qwen3_moe"][key], err_msg=key, **tolerance)
+    for prefix in ("grad/", "replay/"):
+        assert_gradients_equal(read(base, "divided", prefix), read(base / "qwen3_moe-1", "result", prefix))
+    metrics = read(base, "divided", "metric/")
+    assert metrics
+    for key, value in metrics.items():
+        np.testing.assert_allclose(value, one["qwen3_moe"][f"metric/{key}"], atol=1e-5, rtol=1e-5, err_msg=key)
 
 
 @pytest.mark.parametrize("world_size", PARTS)
@@ -317,8 +316,7 @@ def test_recomputed_layers_in_one_piece_give_the_same_gradients(base: Path, star
     batch = random_batch(VOCAB, 0)
     options: list[dict[str, Any]] = [{"token_budget": 10_000}, {"token_budget": 24, "activation_checkpointing": True}]
     found = [gradients(start(base / "qwen3_moe", load_balancing=LoadBalancingConfig(), **extra), batch) for extra in options]
-    for key, gradient in found[0].items():
-        np.testing.assert_allclose(found[1][key], gradient, atol=1e-6, rtol=0, err_msg=key)
+    assert_gradients_equal(found[1], found[0])
 
 
 def test_adapters_are_on_the_attention_and_experts_stay(base: Path, start: StartPolicy) -> None:

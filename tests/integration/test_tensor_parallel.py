@@ -63,6 +63,7 @@ from tests.integration.test_critic import set_head
 from tests.integration.test_mixture_ranks import deepseek
 from tests.support.pace import HANG_S
 from tests.support.ports import free_port
+from tests.support.rounding import LOGPROBS, assert_gradients_equal
 
 SMALL: dict[str, Any] = {
     "hidden_size": 128,
@@ -380,24 +381,21 @@ def test_gradients_and_norms_equal_those_of_one_rank(base: Path, name: str, layo
     check_gradients(base, name, layout)
 
 
-def check_gradients(base: Path, name: str, layout: str, *, of_their_norm: bool = False) -> None:
-    """Gradients differ by 1e-6, or by that share ``of_their_norm``."""
+def check_gradients(base: Path, name: str, layout: str) -> None:
+    """Gradients and their norm are those of one rank."""
     one, other = base / name / "1x1", base / name / layout
     gradients, norm = read(one, "result", "grad/"), read(one, "result", "norm")[""]
     assert min(float(np.abs(g).max()) for key, g in gradients.items() if "k_proj.bias" not in key) > 1e-3  # softmax ignores key biases
     for way in ("grad/", "each/"):  # reduced with the last micro-batch, and with each
-        difference = largest_difference(gradients, read(other, "result", way))
-        print(f"{name} {layout} {way}: largest difference of gradients {difference:.1e}")
-        assert difference < 1e-6 * (norm if of_their_norm else 1.0)
+        assert_gradients_equal(read(other, "result", way), gradients)
     assert norm == pytest.approx(np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in gradients.values())), rel=1e-6)
     assert norm > 2 * CLIP  # so that weights after a step show whether clipping is right too
-    assert read(other, "result", "norm")[""] == pytest.approx(norm, rel=5e-6 if of_their_norm else 1e-6)
+    assert read(other, "result", "norm")[""] == pytest.approx(norm, rel=5e-6)
 
 
 @pytest.mark.parametrize(("name", "layout"), UNEVEN[1::2])
 def test_a_rank_that_predicts_nothing_of_a_row_has_its_part_in_the_gradients(base: Path, name: str, layout: str) -> None:
-    difference = largest_difference(*(read(base / name / one, "result", "uneven/") for one in ("1x1", layout)))
-    assert difference < 1e-6
+    assert_gradients_equal(*(read(base / name / one, "result", "uneven/") for one in (layout, "1x1")))
 
 
 @pytest.mark.parametrize(("name", "layout"), OTHERS, ids=IDS)
@@ -408,7 +406,7 @@ def test_logprobs_metrics_and_weights_after_a_step_equal_those_of_one_rank(base:
 def check_step(base: Path, name: str, layout: str) -> None:
     """Log-probs, metrics, and weights after a step are those of one rank."""
     one, other = base / name / "1x1", base / name / layout
-    np.testing.assert_allclose(read(other, "result", "logprobs")[""], read(one, "result", "logprobs")[""], rtol=5e-7, atol=2e-6)
+    np.testing.assert_allclose(read(other, "result", "logprobs")[""], read(one, "result", "logprobs")[""], **LOGPROBS)
     expected, got = read(one, "result", "metric/"), read(other, "result", "metric/")
     for key in expected.keys() - {"train/micro_batches"}:
         assert got[key] == pytest.approx(expected[key], rel=1e-5, abs=2e-6), key
@@ -430,7 +428,7 @@ def check_one_rank(base: Path, models: Mapping[str, PretrainedConfig], attention
             with torch.no_grad():
                 full = (plain(tokens[None], use_cache=False).logits[0] / 0.9).log_softmax(-1)
             expected = full[:-1].gather(1, tokens[1:, None]).squeeze(1).numpy()
-            np.testing.assert_allclose(got[begin + 1 : begin + length], expected, rtol=5e-7, atol=3e-6)
+            np.testing.assert_allclose(got[begin + 1 : begin + length], expected, **LOGPROBS)
             begin += length
 
 
@@ -503,7 +501,7 @@ def test_a_critic_of_any_layout_learns_what_one_rank_learns(base: Path, layout: 
     assert np.linalg.norm(whole - same) < 1e-6 * np.linalg.norm(whole)
     for name, array in gradients.items():  # those of a few small numbers are less exact
         assert np.linalg.norm(other[name] - array) < 3e-6 * np.linalg.norm(array), name
-    np.testing.assert_allclose(other["values"], one["values"], atol=2e-6, rtol=2e-6)
+    np.testing.assert_allclose(other["values"], one["values"], **LOGPROBS)
     assert other["losses"] == pytest.approx(one["losses"], rel=1e-5)
     assert one["losses"][1] == one["losses"][2]
 
@@ -512,8 +510,8 @@ def test_a_critic_of_any_layout_learns_what_one_rank_learns(base: Path, layout: 
 def test_a_frozen_policy_of_any_layout_scores_as_one_rank_does(base: Path, layout: str, dp: int) -> None:
     one = read(base, "frozen 1x1 0")["logprobs"]
     parts = [read(base, f"frozen {layout} {rank}")["logprobs"] for rank in range(dp)]
-    np.testing.assert_allclose(np.concatenate(parts), one, atol=2e-6)
-    np.testing.assert_allclose(one, read(base / "qwen2" / "1x1", "result", "logprobs")[""], atol=2e-6)
+    np.testing.assert_allclose(np.concatenate(parts), one, **LOGPROBS)
+    np.testing.assert_allclose(one, read(base / "qwen2" / "1x1", "result", "logprobs")[""], **LOGPROBS)
 
 
 @pytest.mark.parametrize(

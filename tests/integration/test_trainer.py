@@ -45,6 +45,7 @@ from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.packing import plan_buckets, unpack
 from tests.support.ports import free_port
+from tests.support.rounding import LOGPROBS, assert_gradients_equal
 from tests.support.trainers import VOCAB, StartPolicy, one_at_a_time, policy, save_model, tiny_qwen2
 
 
@@ -158,7 +159,7 @@ def test_logprobs_equal_transformers_full_softmax(start: StartPolicy, model_fold
     worker = start(token_budget=30, logprob_chunk_tokens=7)
     for batch in (make_batch(), make_group_batch()):
         got = worker.compute_logprobs(batch.token_ids, batch.lengths, temperature)
-        np.testing.assert_allclose(got, reference_logprobs(model_folder, batch, temperature), atol=2e-6)
+        np.testing.assert_allclose(got, reference_logprobs(model_folder, batch, temperature), **LOGPROBS)
 
 
 @pytest.mark.parametrize("budget", [20, 10_000])
@@ -168,9 +169,9 @@ def test_logprobs_with_shared_prompts_equal_the_full_softmax_and_padded_rows(sta
     assert_layout(worker, batch, packed=True)
     got = worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0, wanted=batch.response_mask)
     assert np.array_equal(got, worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0, wanted=batch.response_mask))
-    np.testing.assert_allclose(got, reference_logprobs(model_folder, batch, 1.0) * batch.response_mask, atol=2e-6)
+    np.testing.assert_allclose(got, reference_logprobs(model_folder, batch, 1.0) * batch.response_mask, **LOGPROBS)
     plain = worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0) * batch.response_mask
-    np.testing.assert_allclose(got, plain, atol=1e-6)
+    np.testing.assert_allclose(got, plain, **LOGPROBS)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -197,9 +198,7 @@ def test_gradients_equal_a_loss_written_out_on_full_logits(start: StartPolicy, m
         loss = loss + (terms * mask).sum() / mask.sum() / batch.global_sequences
     loss.backward()
     expected = {name: p.grad for name, p in plain.named_parameters()}
-    assert got.keys() == expected.keys()
-    for name, gradient in got.items():
-        torch.testing.assert_close(gradient, expected[name], atol=1e-6, rtol=1e-4)
+    assert_gradients_equal(got, expected)
 
 
 def test_gradients_do_not_depend_on_the_layout(start: StartPolicy) -> None:
@@ -210,8 +209,7 @@ def test_gradients_do_not_depend_on_the_layout(start: StartPolicy) -> None:
         worker = start(**settings)
         assert_layout(worker, batch, packed=True)
         shared = gradients(worker, batch, packed=True)
-        for name, gradient in plain.items():
-            torch.testing.assert_close(shared[name], gradient, atol=1e-6, rtol=0)
+        assert_gradients_equal(shared, plain)
 
 
 def test_metrics_do_not_depend_on_the_layout(start: StartPolicy) -> None:
@@ -279,8 +277,7 @@ def test_micro_batched_gradients_equal_one_big_batch(start: StartPolicy, monkeyp
     monkeypatch.setattr(model, "ONE_UNIT_BYTES", one_unit_bytes)
     for settings in ({"token_budget": 14}, {"token_budget": 40, "activation_checkpointing": True}):
         parts = gradients(start(**settings), batch)
-        for name, gradient in whole.items():
-            torch.testing.assert_close(parts[name], gradient, atol=1e-6, rtol=0)
+        assert_gradients_equal(parts, whole)
 
 
 def test_same_seed_gives_bit_identical_steps(start: StartPolicy) -> None:

@@ -19,6 +19,7 @@ from rljob_runtime.report.names import require_registered
 from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.worker import PolicyWorker
+from tests.support.rounding import assert_gradients_equal
 from tests.support.trainers import VOCAB, StartPolicy, one_at_a_time, policy, save_model, tiny_qwen2
 
 OPTIONAL = {
@@ -125,8 +126,7 @@ def test_gradients_equal_a_loss_written_out_on_full_logits(start: StartPolicy, m
         loss = loss + terms.sum() / 10 / batch.global_sequences
     assert 0 < rejected < batch.global_tokens
     loss.backward()
-    for name, parameter in plain.named_parameters():
-        torch.testing.assert_close(got[name], parameter.grad, atol=1e-6, rtol=1e-4)
+    assert_gradients_equal(got, {name: parameter.grad for name, parameter in plain.named_parameters()})
 
 
 @pytest.mark.parametrize("kind", [kind for kind in LOSS_SETTINGS.values() if kind is not CustomLoss])
@@ -142,8 +142,7 @@ def test_micro_batches_do_not_change_gradients(start: StartPolicy, kind: type[Lo
     batch = make_batch()
     whole = gradients(start(loss), batch)
     parts = gradients(start(loss, token_budget=20), batch)
-    for name, gradient in whole.items():
-        torch.testing.assert_close(parts[name], gradient, atol=1e-6, rtol=0)
+    assert_gradients_equal(parts, whole)
 
 
 def test_metrics_of_options_come_with_them(start: StartPolicy) -> None:

@@ -27,6 +27,7 @@ from rljob_runtime.weightsync.shares import shared_out
 from tests.integration.rank_processes import fork_ranks, run_script
 from tests.support.pace import HANG_S
 from tests.support.ports import free_port
+from tests.support.rounding import LOGPROBS, assert_gradients_equal
 from tests.support.trainers import VOCAB, save_model, tiny_qwen2
 
 UNITS = {"sharded by layer": 0, "one unit": model.ONE_UNIT_BYTES}
@@ -155,10 +156,8 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 def test_gradients_do_not_depend_on_the_number_of_ranks(runs: dict[int, Path]) -> None:
     one, two = load(runs, 1, "grad/"), load(runs, 2, "grad/")
-    assert one.keys() == two.keys()
     assert max(np.abs(g).max() for g in one.values()) > 1e-3
-    for name, gradient in one.items():
-        np.testing.assert_allclose(two[name], gradient, atol=1e-6, rtol=0)
+    assert_gradients_equal(two, one)
 
 
 def test_metrics_do_not_depend_on_the_number_of_ranks(runs: dict[int, Path]) -> None:
@@ -172,7 +171,7 @@ def test_metrics_do_not_depend_on_the_number_of_ranks(runs: dict[int, Path]) -> 
 
 
 def test_logprobs_do_not_depend_on_the_number_of_ranks(runs: dict[int, Path]) -> None:
-    np.testing.assert_allclose(load(runs, 2, "logprobs")["logprobs"], load(runs, 1, "logprobs")["logprobs"], atol=2e-6)
+    np.testing.assert_allclose(load(runs, 2, "logprobs")["logprobs"], load(runs, 1, "logprobs")["logprobs"], **LOGPROBS)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

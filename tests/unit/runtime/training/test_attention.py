@@ -17,6 +17,7 @@ from rljob_runtime.training.attention import Packing, Rows, Tree, block_mask, tr
 from rljob_runtime.training.microbatch import MicroBatch, make_micro_batches
 from rljob_runtime.training.model import hidden_states, layer_costs
 from rljob_runtime.training.sharing import LayerCosts
+from tests.support.rounding import LOGPROBS, assert_gradients_equal
 
 VOCAB = 61
 SIZES = {
@@ -99,10 +100,8 @@ def test_packed_rows_give_the_log_probs_and_gradients_of_padded_rows(model: PreT
             parts = [part for m in micro_batches if m.packed for part in Packing(m.packed, torch.device("cpu")).parts]
             assert {type(part) for part in parts} == kinds, name
             got, got_gradients = numbers(model, micro_batches, tokens.size)
-            torch.testing.assert_close(got, logprobs, atol=1e-6, rtol=0, msg=name)
-            assert got_gradients.keys() == gradients.keys()
-            for parameter, gradient in gradients.items():
-                torch.testing.assert_close(got_gradients[parameter], gradient, atol=1e-6, rtol=0, msg=f"{name}, {parameter}")
+            torch.testing.assert_close(got, logprobs, **LOGPROBS, msg=name)
+            assert_gradients_equal(got_gradients, gradients)
 
 
 def test_recomputed_layers_are_packed_as_well() -> None:
@@ -130,5 +129,5 @@ def test_the_kernel_for_cuda_computes_the_same() -> None:
         dense = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask=tree_mask(until[None]), scale=0.3, enable_gqa=True
         )
-    torch.testing.assert_close(parts.transpose(1, 2), dense, atol=1e-6, rtol=0)
-    torch.testing.assert_close(flex, dense, atol=1e-6, rtol=0)
+    torch.testing.assert_close(parts.transpose(1, 2), dense, **LOGPROBS)
+    torch.testing.assert_close(flex, dense, **LOGPROBS)

@@ -30,6 +30,7 @@ from rljob_runtime.training.model import layer_costs, load_model
 from rljob_runtime.training.replay import check_routes, replay_of
 from rljob_runtime.training.routers import choices_of
 from rljob_runtime.training.step import run_micro_batch
+from tests.support.rounding import LOGPROBS, assert_gradients_equal
 from tests.support.routes import routes_of
 from tests.support.trainers import save_model, tiny_qwen2, whole_policy
 
@@ -127,11 +128,16 @@ def plain(path: Path, forced: RouteArray | None) -> tuple[np.ndarray, dict[str, 
     return found, {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_equal(found: Any, expected: Any, atol: float) -> None:
-    np.testing.assert_allclose(found[0], expected[0], atol=atol, rtol=0)
+def assert_equal(found: Any, expected: Any) -> None:
+    np.testing.assert_allclose(found[0], expected[0], **LOGPROBS)
+    assert_gradients_equal(found[1], expected[1])
+
+
+def assert_bits_equal(found: Any, expected: Any) -> None:
+    assert np.array_equal(found[0], expected[0])
     assert found[1].keys() == expected[1].keys()
     for name, gradient in expected[1].items():
-        np.testing.assert_allclose(found[1][name], gradient, atol=atol, rtol=0, err_msg=name)
+        assert np.array_equal(found[1][name], gradient), name
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -139,7 +145,7 @@ def test_forced_experts_give_the_log_probs_and_gradients_of_a_plain_loop(folder:
     expected = plain(folder / name, FORCED)
     for budget in (1000, 6):
         found = run(trainer(folder / name), FORCED, budget)
-        assert_equal(found, expected, 3e-5)
+        assert_equal(found, expected)
     free = plain(folder / name, None)
     assert np.abs(expected[0] - free[0]).max() > 0.05
     gates = [n for n in expected[1] if n.endswith("mlp.gate.weight")]
@@ -151,10 +157,10 @@ def test_forced_experts_give_the_log_probs_and_gradients_of_a_plain_loop(folder:
 def test_without_routes_nothing_changes_and_own_choices_replayed_give_the_same_bits(folder: Path, name: str) -> None:
     expected = run(whole_policy(folder / name), None)
     model = trainer(folder / name)
-    assert_equal(run(model, None), expected, 0)
+    assert_bits_equal(run(model, None), expected)
     model.zero_grad(set_to_none=True)
     none = np.full_like(FORCED, NO_ROUTE)
-    assert_equal(run(model, none), expected, 0)
+    assert_bits_equal(run(model, none), expected)
 
 
 def test_tokens_without_a_route_are_routed_by_the_trainer(folder: Path) -> None:
@@ -163,15 +169,15 @@ def test_tokens_without_a_route_are_routed_by_the_trainer(folder: Path) -> None:
     mixed[: LENGTHS[:3].sum()] = NO_ROUTE
     found, free, forced = (run(model, routes)[0] for routes in (mixed, None, FORCED))
     cut = int(LENGTHS[:3].sum())
-    np.testing.assert_allclose(found[:cut], free[:cut], atol=1e-6)
-    np.testing.assert_allclose(found[cut:], forced[cut:], atol=1e-6)
+    np.testing.assert_allclose(found[:cut], free[:cut], **LOGPROBS)
+    np.testing.assert_allclose(found[cut:], forced[cut:], **LOGPROBS)
     assert np.abs(found - free).max() > 0.01
 
 
 def test_recomputed_layers_replay_the_same_routes(folder: Path) -> None:
     for budget in (1000, 6):
         found = run(trainer(folder / "qwen3_moe", activation_checkpointing=True), FORCED, budget)
-        assert_equal(found, run(trainer(folder / "qwen3_moe"), FORCED, budget), 1e-6)
+        assert_equal(found, run(trainer(folder / "qwen3_moe"), FORCED, budget))
 
 
 def test_a_batch_without_routes_forgets_those_before(folder: Path) -> None:
