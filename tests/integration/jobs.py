@@ -20,10 +20,10 @@ from tests.layout.tree import ROOT
 from tests.support import forked_workers
 from tests.support.pace import HANG_S
 
-START_TIMEOUT_S = 500.0
-"""Bound of a whole small run; Ray, torch and vLLM start inside it. It ends one that hangs and says nothing of speed."""
-COMMAND_TIMEOUT_S = 1500.0
-"""Bound of a command that computes for a minute or two."""
+SILENCE_S = 500.0
+"""Bound of a wait for a job's next line of output: there is one for each part of its start and for each step. It ends a job that hangs."""
+COMMAND_TIMEOUT_S = 2700.0
+"""Bound of a command that computes for a minute or two, on a slow machine and beside other tests for twenty."""
 SWITCH_METRICS = {
     "offload/bytes",
     "offload/gb_per_s",
@@ -227,6 +227,25 @@ def job(model: Path, *, steps: int, **spec: Any) -> dict[str, Any]:
     return manifest
 
 
+def _until(what: str, true: Callable[[], bool], process: subprocess.Popen[bytes], output: Path, within_s: float | None) -> None:
+    """Wait while the process writes to its output, however slow the machine is; or for so long.
+
+    Raises:
+        AssertionError: not before the end of the process, or not before the deadline.
+    """
+    size, deadline_s = -1, time.monotonic() + (within_s or 0.0)
+    while True:
+        has_ended = process.poll() is not None
+        if true():
+            return
+        assert not has_ended, f"ended before {what}:\n{output.read_text()}"
+        if within_s is None and size != (size := output.stat().st_size):
+            deadline_s = time.monotonic() + SILENCE_S
+        assert time.monotonic() < deadline_s, f"{what} not within {within_s or SILENCE_S:.0f} s:\n{output.read_text()}"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.1)
+
+
 class Running:
     """One ``rljob run`` in a process group of its own, as a shell would start it."""
 
@@ -290,19 +309,14 @@ class Running:
         found: dict[str, Any] = json.loads((self.run_dir / "summary.json").read_text())
         return found
 
-    def until(self, what: str, true: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait for a state of the run that only files show."""
-        deadline = time.monotonic() + timeout_s
-        while not true():
-            assert self.process.poll() is None, f"ended before {what}:\n{self.output}"
-            assert time.monotonic() < deadline, f"{what} not within {timeout_s:.0f} s:\n{self.output}"
-            try:
-                self.process.wait(0.1)
-            except subprocess.TimeoutExpired:
-                continue
+    def until(self, what: str, true: Callable[[], bool], within_s: float | None = None) -> None:
+        """Wait for a state of the run that only files show: as long as it writes something, or for so long."""
+        _until(what, true, self.process, self._output, within_s)
 
-    def wait(self, timeout_s: float = START_TIMEOUT_S) -> int:
-        return self.process.wait(timeout_s)
+    def wait(self, within_s: float | None = None) -> int:
+        """The exit status, likewise."""
+        _until("the end", lambda: self.process.returncode is not None, self.process, self._output, within_s)
+        return int(self.process.returncode)
 
     def interrupt(self) -> None:
         """What Ctrl-C does: SIGINT to the whole foreground group."""
@@ -318,7 +332,7 @@ class Running:
         for process in started:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(started, timeout=START_TIMEOUT_S)
+        psutil.wait_procs(started, timeout=HANG_S)
 
     def log(self, worker: str) -> str:
         """What a worker has written so far; empty before it starts."""
@@ -440,16 +454,11 @@ class Driving:
         path = self.run_dir / "metrics.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def until(self, what: str, true: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait for a state of the run that only files show."""
-        deadline = time.monotonic() + timeout_s
-        while not true():
-            assert self.process.poll() is None, f"ended before {what}:\n{self.output}"
-            assert time.monotonic() < deadline, f"{what} not within {timeout_s:.0f} s:\n{self.output}"
-            try:
-                self.process.wait(0.1)
-            except subprocess.TimeoutExpired:
-                continue
+    def until(self, what: str, true: Callable[[], bool], within_s: float | None = None) -> None:
+        """Wait for a state of the run that only files show: as long as it writes something, or for so long."""
+        _until(what, true, self.process, self.output_file, within_s)
 
-    def wait(self, timeout_s: float = START_TIMEOUT_S) -> int:
-        return self.process.wait(timeout_s)
+    def wait(self, within_s: float | None = None) -> int:
+        """The exit status, likewise."""
+        _until("the end", lambda: self.process.returncode is not None, self.process, self.output_file, within_s)
+        return int(self.process.returncode)

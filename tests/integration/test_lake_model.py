@@ -15,7 +15,7 @@ from rljob_runtime.tiny.lake import LakeConfig, lake_tokenizer, make_lake, warm_
 from rljob_runtime.tiny.lake_corpus import MAX_RESPONSE, PROMPT, Episode
 from rljob_runtime.tiny.lake_play import play
 from rljob_runtime.tiny.model import model_config
-from tests.integration.jobs import COMMAND_TIMEOUT_S, Running
+from tests.integration.jobs import Running
 from tests.layout.tree import ROOT
 
 WINDOW = 5
@@ -93,7 +93,7 @@ def test_it_learns_the_rest_of_the_way_while_the_next_batch_is_played(
     manifest = yaml.safe_load((ROOT / "examples" / "frozen-lake.yaml").read_text())
     manifest["spec"]["training"]["steps"] = 40
     run = Running(tmp_path, manifest)
-    assert run.wait(COMMAND_TIMEOUT_S) == 0, run.output
+    assert run.wait() == 0, run.output
     rows = run.metrics()
     success = [row["episode/success"] for row in rows]
     first, last = sum(success[:WINDOW]) / WINDOW, sum(success[-WINDOW:]) / WINDOW

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.jobs import FORKING, START_TIMEOUT_S, job
+from tests.integration.jobs import COMMAND_TIMEOUT_S, FORKING, job
 from tests.unit.library.test_python_api_page import program
 
 pytestmark = pytest.mark.slow
@@ -73,7 +73,7 @@ print("all held")
 def script(source: str, folder: Path, *arguments: str) -> str:
     (folder / "program.py").write_text(source)
     command = [sys.executable, "program.py", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=3 * START_TIMEOUT_S)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.integration.jobs import COMMAND_TIMEOUT_S, Running
+from tests.integration.jobs import Running
 from tests.layout.tree import ROOT
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ def test_reward_rises_from_at_most_035_to_at_least_085(
     manifest = yaml.safe_load((ROOT / "examples" / "quickstart.yaml").read_text())
     manifest["spec"]["seed"] = seed
     run = Running(tmp_path, manifest, as_users=seed == 0)
-    assert run.wait(COMMAND_TIMEOUT_S) == 0, run.output
+    assert run.wait() == 0, run.output
     summary = run.summary()
     print(json.dumps(summary, indent=1))
     assert summary["status"] == "succeeded"
