@@ -17,6 +17,7 @@ import pytest
 import torch
 from transformers import Qwen2ForCausalLM
 
+from rljob_runtime.engine.vllm import packed_weights
 from rljob_runtime.engine.vllm.engine import VllmEngine
 from rljob_runtime.engine.vllm.environment import engine_environment
 from rljob_runtime.errors import CorruptedWeightsError, DataError, EngineDiedError, ModelError, RuntimeFault, WeightSyncError
@@ -65,6 +66,26 @@ def started(path: str, **settings: object) -> Iterator[VllmEngine]:
 
 AS_READ: dict[VllmEngine, list[dict[str, int]]] = {}
 """What each engine multiplied with when it had read its folder, the weights of seed 0."""
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_without_instructions_for_them_torch_multiplies_16_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm import _custom_ops
+    from vllm.model_executor.layers import utils
+
+    monkeypatch.setattr(utils, "check_cpu_sgl_kernel", lambda *_: False)  # of CPUs with AMX, which have them
+    monkeypatch.setattr(_custom_ops, "create_onednn_mm", _custom_ops.create_onednn_mm)  # which is put back after the test
+    widened: list[bool] = []
+    monkeypatch.setattr(packed_weights, "widen_products", lambda: widened.append(True))
+    packed_weights.multiply_halves_in_float32.__wrapped__()
+    assert widened == [True]
+    layer = torch.nn.Linear(64, 96, dtype=dtype)
+    utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+    assert packed_weights.has_packed_copy(layer) == (dtype is torch.float32)
+    inputs = torch.randn(3, 64, dtype=dtype)
+    with torch.no_grad():
+        found = layer.cpu_linear(inputs, layer.weight, layer.bias)
+        torch.testing.assert_close(found, layer(inputs))
 
 
 @pytest.fixture(scope="module")

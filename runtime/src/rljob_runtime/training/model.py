@@ -28,6 +28,7 @@ from transformers.core_model_loading import WeightRenaming
 
 from rljob_api.logits import ATTENTION_CAP, LogitForm, logit_form
 from rljob_api.rules.model import MIXTURE_MODELS
+from rljob_runtime.cpu_products import lacks_half_products, widen_products
 from rljob_runtime.errors import ModelError
 from rljob_runtime.training.attention import PACKED, Packing
 from rljob_runtime.training.balance import balance_coefficient, routing_sums
@@ -163,6 +164,8 @@ def shard_model(model: PreTrainedModel, config: PolicyConfig, layout: Layout, de
     # with adapters every parameter has the dtype it is used in: merged weights are made in float32
     low_precision = config.dtype != "float32" and config.trainable and config.lora is None
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if low_precision else MixedPrecisionPolicy()
+    if device.type == "cpu" and config.dtype == "bfloat16" and lacks_half_products():
+        widen_products()
     layers = decoder_layers(model)
     apply_tensor_parallel(model, layers, layout, divides_tokens=config.sequence_parallel)
     experts = apply_expert_parallel(model, layers, layout)

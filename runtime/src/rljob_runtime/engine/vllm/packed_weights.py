@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
+
+from rljob_runtime.cpu_products import HALVES, widen_products
 
 if TYPE_CHECKING:
     import torch
 
     from rljob_runtime.engine.vllm.layer_group import LayerGroup
+
+
+@cache
+def multiply_halves_in_float32() -> None:
+    """Have layers of 16-bit numbers multiply with their weights themselves, through torch; to be called before a model is loaded.
+
+    For CPUs of which :func:`~rljob_runtime.cpu_products.lacks_half_products` is true: oneDNN has only portable loops there. vLLM 0.32 turns
+    to torch where oneDNN refuses a weight, and logs the refusal once.
+    """
+    from vllm import _custom_ops
+
+    create = _custom_ops.create_onednn_mm
+
+    def create_unless_half(weight: torch.Tensor, *options: Any) -> Any:
+        if weight.dtype in HALVES:
+            raise RuntimeError(f"{weight.dtype} is multiplied in float32, because this CPU has no AVX-512")
+        return create(weight, *options)
+
+    _custom_ops.create_onednn_mm = create_unless_half
+    widen_products()
 
 
 def has_packed_copy(layer: torch.nn.Module) -> bool:
