@@ -35,6 +35,7 @@ class Measurement:
 
 MEASUREMENTS = (
     Measurement(name="logprob_memory", answers="peak memory and time of log-probs in chunks, compared with full logits", timeout_s=600.0),
+    Measurement(name="cpu_products", answers="16-bit matrix products on a CPU, as torch computes them and in float32", timeout_s=600.0),
     Measurement(name="trl", answers="updates per second, compared with TRL's GRPOTrainer", timeout_s=3600.0),
     Measurement(name="generation", answers="responses per second of a job's generation phase, compared with bare vLLM", timeout_s=1800.0),
     Measurement(

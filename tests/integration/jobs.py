@@ -227,26 +227,45 @@ def job(model: Path, *, steps: int, **spec: Any) -> dict[str, Any]:
     return manifest
 
 
-def _until(what: str, true: Callable[[], bool], process: subprocess.Popen[bytes], output: Path, within_s: float | None) -> None:
-    """Wait while the process writes to its output, however slow the machine is; or for so long.
+class Watched:
+    """A process that was started, and what it writes."""
 
-    Raises:
-        AssertionError: not before the end of the process, or not before the deadline.
-    """
-    size, deadline_s = -1, time.monotonic() + (within_s or 0.0)
-    while True:
-        has_ended = process.poll() is not None
-        if true():
-            return
-        assert not has_ended, f"ended before {what}:\n{output.read_text()}"
-        if within_s is None and size != (size := output.stat().st_size):
-            deadline_s = time.monotonic() + SILENCE_S
-        assert time.monotonic() < deadline_s, f"{what} not within {within_s or SILENCE_S:.0f} s:\n{output.read_text()}"
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.1)
+    process: subprocess.Popen[bytes]
+    output_file: Path
+
+    @property
+    def output(self) -> str:
+        return self.output_file.read_text()
+
+    def until(self, what: str, true: Callable[[], bool], within_s: float | None = None) -> None:
+        """Wait for a state that only files show, while the process writes to its output, however slow the machine is; or for so long.
+
+        Raises:
+            AssertionError: the process ended before, or the deadline has passed.
+        """
+        size, started_s = -1, time.monotonic()
+        silent_s = started_s
+        while True:
+            has_ended = self.process.poll() is not None
+            if true():
+                return
+            assert not has_ended, f"ended before {what}:\n{self.output}"
+            now_s = time.monotonic()
+            if self.output_file.stat().st_size != size:
+                size, silent_s = self.output_file.stat().st_size, now_s
+            assert within_s is not None or now_s < silent_s + SILENCE_S, f"no line in {SILENCE_S:.0f} s before {what}:\n{self.output}"
+            limit_s = within_s or COMMAND_TIMEOUT_S
+            assert now_s < started_s + limit_s, f"{what} not within {limit_s:.0f} s:\n{self.output}"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.1)
+
+    def wait(self, within_s: float | None = None) -> int:
+        """The exit status, likewise."""
+        self.until("the end", lambda: self.process.returncode is not None, within_s)
+        return int(self.process.returncode)
 
 
-class Running:
+class Running(Watched):
     """One ``rljob run`` in a process group of its own, as a shell would start it."""
 
     def __init__(
@@ -278,13 +297,13 @@ class Running:
         (folder / "length_reward.py").write_text(LENGTH_REWARD)
         (folder / "job.yaml").write_text(yaml.safe_dump(manifest))
         self.run_dir = folder / "run"
-        self._output = folder / "output.txt"
+        self.output_file = folder / "output.txt"
         self._is_fork = not (as_users or signaled)
         self.started_s = time.time()
         """When the command was started, in seconds since the epoch."""
         program = before + (WITH_ADAPTER.format(adapter) if adapter else "")
         options = ("run", str(folder / "job.yaml"), "--run-dir", str(self.run_dir), *options)
-        with self._output.open("w") as output:
+        with self.output_file.open("w") as output:
             self.process = subprocess.Popen(
                 _command(folder, program, options, as_users=as_users, forked=self._is_fork),
                 stdout=output,
@@ -292,10 +311,6 @@ class Running:
                 start_new_session=True,
                 env=os.environ | {"COLUMNS": "100"} | ({"PYTHONPATH": _with_root()} if program else {}) | dict(environment or {}),
             )
-
-    @property
-    def output(self) -> str:
-        return self._output.read_text()
 
     def metrics(self) -> list[dict[str, float]]:
         return self.rows("metrics.jsonl")
@@ -308,15 +323,6 @@ class Running:
     def summary(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.run_dir / "summary.json").read_text())
         return found
-
-    def until(self, what: str, true: Callable[[], bool], within_s: float | None = None) -> None:
-        """Wait for a state of the run that only files show: as long as it writes something, or for so long."""
-        _until(what, true, self.process, self._output, within_s)
-
-    def wait(self, within_s: float | None = None) -> int:
-        """The exit status, likewise."""
-        _until("the end", lambda: self.process.returncode is not None, self.process, self._output, within_s)
-        return int(self.process.returncode)
 
     def interrupt(self) -> None:
         """What Ctrl-C does: SIGINT to the whole foreground group."""
@@ -420,7 +426,7 @@ raise SystemExit(main())
 """
 
 
-class Driving:
+class Driving(Watched):
     """The driver as KubeRay runs it on the head, with the environment that the operator gives it; its workers are forks."""
 
     def __init__(self, folder: Path, address: str, attempt: int = 1, shared: str = "1", steps_file: str = "job.yaml") -> None:
@@ -446,19 +452,6 @@ class Driving:
                 start_new_session=True,
             )
 
-    @property
-    def output(self) -> str:
-        return self.output_file.read_text()
-
     def metrics(self) -> list[dict[str, float]]:
         path = self.run_dir / "metrics.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def until(self, what: str, true: Callable[[], bool], within_s: float | None = None) -> None:
-        """Wait for a state of the run that only files show: as long as it writes something, or for so long."""
-        _until(what, true, self.process, self.output_file, within_s)
-
-    def wait(self, within_s: float | None = None) -> int:
-        """The exit status, likewise."""
-        _until("the end", lambda: self.process.returncode is not None, self.process, self.output_file, within_s)
-        return int(self.process.returncode)

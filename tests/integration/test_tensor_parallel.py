@@ -501,7 +501,7 @@ def test_a_critic_of_any_layout_learns_what_one_rank_learns(base: Path, layout: 
     assert np.linalg.norm(whole - same) < 1e-6 * np.linalg.norm(whole)
     for name, array in gradients.items():  # those of a few small numbers are less exact
         assert np.linalg.norm(other[name] - array) < 3e-6 * np.linalg.norm(array), name
-    np.testing.assert_allclose(other["values"], one["values"], **LOGPROBS)
+    np.testing.assert_allclose(other["values"], one["values"], atol=2e-6, rtol=2e-6)
     assert other["losses"] == pytest.approx(one["losses"], rel=1e-5)
     assert one["losses"][1] == one["losses"][2]
 

@@ -1,7 +1,7 @@
 """Matrix products of 16-bit numbers on a CPU without instructions for them: computed in float32 and rounded once.
 
-oneDNN's kernels for bfloat16 need AVX-512. With AVX2 alone torch computes such products in portable loops, which take 3 to 19 times as long
-as those of float32 (one core of an AMD EPYC, 64 to 512 columns). The product of two 16-bit numbers is exact in float32, and sums of them
+oneDNN's kernels for bfloat16 need AVX-512. With AVX2 alone torch computes such products in portable loops, which take many times as long as
+those of float32 (``python -m bench.cpu_products``). The product of two 16-bit numbers is exact in float32, and sums of them
 are rounded once, as by the kernels of processors that have the instructions.
 """
 
@@ -16,7 +16,10 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 def lacks_half_products() -> bool:
-    """Whether torch has only portable loops for this CPU."""
+    """Whether torch has only portable loops for this CPU.
+
+    oneDNN says so of bfloat16. Nothing else is asked for float16: with AVX-512 it is computed as torch does.
+    """
     return not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

@@ -53,8 +53,12 @@ def test_gradients_of_a_layer_are_computed_so_too(widened: None, dtype: torch.dt
 def test_products_of_other_types_have_the_same_bits(dtype: torch.dtype) -> None:
     left, right, start = random(5, 64, dtype=dtype), random(64, 9, dtype=dtype), random(9, dtype=dtype)
 
-    def products() -> tuple[torch.Tensor, ...]:
-        return left @ right, torch.addmm(start, left, right, beta=2, alpha=3), torch.bmm(left[None], right[None])
+    def products() -> list[torch.Tensor]:
+        found = [left @ right, torch.addmm(start, left, right, beta=2, alpha=3), torch.bmm(left[None], right[None])]
+        if dtype.is_floating_point:
+            leaves = [tensor.clone().requires_grad_() for tensor in (left, right, start)]
+            found += torch.autograd.grad(torch.addmm(leaves[2], *leaves[:2]).square().sum(), leaves)
+        return found
 
     before = products()
     with torch.library._scoped_library("aten", "IMPL") as library:

@@ -26,7 +26,6 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from rljob_runtime.cpu_products import lacks_half_products
 from rljob_runtime.engine.protocol import EngineConfig, EngineResidenceError, OnOffload
 from rljob_runtime.engine.residence import EngineResidence, check_running, names
 from rljob_runtime.engine.stop_strings import StopFinder, decoder, reach
@@ -34,7 +33,6 @@ from rljob_runtime.engine.tokenizer import load_tokenizer
 from rljob_runtime.engine.vllm import weight_receiver
 from rljob_runtime.engine.vllm.engine_args import engine_args
 from rljob_runtime.engine.vllm.memory import CpuMemory, CudaMemory, EngineMemory, Moved
-from rljob_runtime.engine.vllm.packed_weights import multiply_halves_in_float32
 from rljob_runtime.engine.vllm.patched_updates import PatchedUpdates
 from rljob_runtime.engine.vllm.response import Response
 from rljob_runtime.engine.vllm.routes import routes_of
@@ -74,8 +72,6 @@ class VllmLoop:
         weight_receiver.register()
         if current_platform.is_cpu() and config.dtype == "bfloat16":
             _permit_amx()
-        if current_platform.is_cpu() and config.dtype != "float32" and lacks_half_products():
-            multiply_halves_in_float32()
         self._engine = LLMEngine.from_engine_args(engine_args(config))
         self.core: Any = self._engine.engine_core
         """vLLM's client of its engine core."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @cache
 def multiply_halves_in_float32() -> None:
-    """Have layers of 16-bit numbers multiply with their weights themselves, through torch; to be called before a model is loaded.
+    """Have layers of 16-bit numbers multiply with their weights themselves, through torch, in float32; for models loaded after that.
 
     For CPUs of which :func:`~rljob_runtime.cpu_products.lacks_half_products` is true: oneDNN has only portable loops there. vLLM 0.32 turns
     to torch where oneDNN refuses a weight, and logs the refusal once.
@@ -26,7 +26,7 @@ def multiply_halves_in_float32() -> None:
 
     def create_unless_half(weight: torch.Tensor, *options: Any) -> Any:
         if weight.dtype in HALVES:
-            raise RuntimeError(f"{weight.dtype} is multiplied in float32, because this CPU has no AVX-512")
+            raise RuntimeError(f"{weight.dtype} is multiplied in float32, because oneDNN has only portable loops for it on this CPU")
         return create(weight, *options)
 
     _custom_ops.create_onednn_mm = create_unless_half

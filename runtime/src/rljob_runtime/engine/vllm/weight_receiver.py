@@ -26,10 +26,11 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.platforms import current_platform
 
+from rljob_runtime.cpu_products import lacks_half_products
 from rljob_runtime.engine.vllm.drafted import repair_drafted_sampling
 from rljob_runtime.engine.vllm.layer_group import LayerGroup, group_of
 from rljob_runtime.engine.vllm.load_record import LoadPlan, LoadRecorder, Path, fingerprint_of
-from rljob_runtime.engine.vllm.packed_weights import has_packed_copy, repack_experts, repack_shared_weights
+from rljob_runtime.engine.vllm.packed_weights import has_packed_copy, multiply_halves_in_float32, repack_experts, repack_shared_weights
 from rljob_runtime.engine.vllm.rotary import repair_rotary
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket
@@ -111,12 +112,14 @@ def materialize(layer: torch.nn.Module, info: Any) -> None:
 
 
 def register() -> None:
-    """Make the receiver known to vLLM in this process, and repair what it gets wrong on CPU; repeated calls do nothing."""
+    """Make the receiver known to vLLM in this process, and repair what it gets wrong or slow on CPU; repeated calls do nothing."""
     layerwise.get_numel_loaded = count_once
     layerwise.materialize_layer = materialize
     if current_platform.is_cpu():
         repair_drafted_sampling()
         repair_rotary()
+        if lacks_half_products():
+            multiply_halves_in_float32()
     try:
         WeightTransferEngineFactory.register_engine(BACKEND, __name__, BucketReceiver.__name__)
     except ValueError as exc:
