@@ -73,7 +73,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def headline(rows: list[dict[str, Any]]) -> str:
-    """The largest shape's, in bfloat16: how many times the time of float32."""
+    """Of the first row in bfloat16: how many times the time of float32."""
     row = next(row for row in rows if row["dtype"] == "bfloat16")
     as_torch, widened = (row[key] / row["float32_s"] for key in ("torch_s", "widened_s"))
     return f"{row['tokens']:,} tokens in bfloat16 take {as_torch:.1f} times float32's time in torch, {widened:.1f} times in float32"
