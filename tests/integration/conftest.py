@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from rljob_runtime.tiny import TinySummary, make_lake_model
 from tests.integration import kube_api
 from tests.integration.jobs import rljob, untrained_model
 from tests.integration.kube_api import api_server, namespace
-from tests.support import made_models
+from tests.support import forked_workers, made_models
 
 __all__ = ["api_server", "namespace"]
 
@@ -66,6 +66,20 @@ def lake_model(kept_models: Callable[[str], Path]) -> TinySummary:
     kept = kept_models(made_models.MAKES_LAKE)
     with FileLock(kept / "lake.lock"):
         return make_lake_model(kept / "lake" / "tiny-lake")  # which finds the model that is there
+
+
+@pytest.fixture(scope="session")
+def forked_servers() -> Iterator[None]:
+    """vLLM's and SGLang's servers that the process of the test starts, from here on, start without imports."""
+    with forked_workers.servers():
+        yield
+
+
+@pytest.fixture
+def forked_shards() -> Iterator[None]:
+    """Tensor- and pipeline-parallel engines in the process of the test start without imports."""
+    with forked_workers.shards():
+        yield
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

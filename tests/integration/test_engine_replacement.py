@@ -5,12 +5,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from rljob_runtime.cluster.host import START_WORD, WAITS_WORDS
 from tests.integration.broken_engine import FAILED, FAULT_FILE, FIRST, MOVED
 from tests.integration.jobs import Running, job
+from tests.support import forked_workers
 from tests.support.pace import HANG_S
 
 pytestmark = pytest.mark.slow
@@ -129,11 +129,9 @@ def test_a_killed_shard_of_a_tensor_parallel_engine_is_noticed_and_the_engine_re
     }
     run = Running(tmp_path, manifest)
     run.until("the second step", lambda: len(run.metrics()) >= 2)
-    engine = psutil.Process(run.worker_pid("actor_infer-0"))
-    shards = [
-        child for child in engine.children(recursive=True) if "VLLM::Worker" in child.name() or "VLLM::Worker" in " ".join(child.cmdline())
-    ]
-    assert len(shards) == 2, [(child.name(), child.cmdline()) for child in engine.children(recursive=True)]
+    engine = forked_workers.family(run.worker_pid("actor_infer-0"))
+    shards = [process for process in engine if any("VLLM::Worker" in text for text in (process.name(), *process.cmdline()))]
+    assert len(shards) == 2, [(process.name(), process.cmdline()) for process in engine]
     os.kill(shards[1].pid, signal.SIGKILL)
     check_replaced(run)
     assert "a process of vLLM's ended" in run.output, run.output

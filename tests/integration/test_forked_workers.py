@@ -35,6 +35,26 @@ sys.exit(7)
 WAITS = "print('here', flush=True)\nimport threading\nthreading.Event().wait()\n"
 ENDED_BY = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"
 
+SERVED = """
+import json, multiprocessing, sys
+PRELOADED = "colorsys" in sys.modules
+import colorsys
+
+def child(end):
+    end.send({"name": __name__, "argv": sys.argv, "preloaded": PRELOADED, "said": end.recv()})
+    sys.exit(3)
+
+if __name__ == "__main__":
+    print(json.dumps({"argv": sys.argv, "name": __name__, "preloaded": PRELOADED, "replaced": colorsys.ONE_SIXTH}), flush=True)
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=child, args=(there,))
+    process.start()
+    there.close()
+    here.send("through a pipe")
+    answer = here.recv()
+    process.join()
+    print(json.dumps(answer | {"exit": process.exitcode}))
+"""
 Launch = Callable[..., subprocess.Popen[str]]
 
 
@@ -97,6 +117,19 @@ def test_scripts_of_tests_are_forked_as_well(launch: Launch, tmp_path: Path) -> 
     found = [reported(subprocess.Popen(command, text=True, **pipes)) for _ in range(3)]
     assert [one["argv"] for one in found] == [[str(script), "folder"]] * 3
     assert [one["preloaded"] for one in found] == [False, True, True]
+
+
+def test_servers_are_modules_and_what_they_spawn_is_forked_with_its_open_files(launch: Launch, tmp_path: Path) -> None:
+    """As vLLM's server starts its engine: the child gets ends of pipes by number, and what its parent pickles."""
+    (tmp_path / "served.py").write_text(SERVED)
+    worker = {"modules": ["colorsys"], "environment": {}, "from_request": 1, "replaced": {"colorsys.ONE_SIXTH": [1, 6]}}
+    context = json.dumps({"env_vars": {forked_workers.WORKER: json.dumps(worker)}})
+    command = [sys.executable, str(forked_workers.LAUNCHER), f"{forked_workers.CONTEXT}{context}", "-m", "served", "--option"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    server, child = (json.loads(line) for line in done.stdout.splitlines())
+    assert server == {"argv": [str(tmp_path / "served.py"), "--option"], "name": "__main__", "preloaded": True, "replaced": [1, 6]}
+    assert child == {"name": "__mp_main__", "argv": server["argv"], "preloaded": True, "exit": 3, "said": "through a pipe"}
 
 
 def test_a_launcher_ends_as_its_fork_and_a_fork_with_its_launcher(launch: Launch) -> None:

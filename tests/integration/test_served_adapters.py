@@ -193,6 +193,7 @@ def test_after_its_memory_was_away_it_reads_the_model_again_and_gets_the_newest_
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_shards")
 def test_tensor_parallel_ranks_take_their_parts(tmp_path: Path) -> None:
     for engine in started(save(base(), tmp_path), tensor_parallel_size=2):
         push(engine, adapters(12), 1)

@@ -18,7 +18,7 @@ from tests.integration.test_judged_run import CHAT_TEMPLATE, classifier
 from tests.support.pace import HANG_S
 from tests.support.ports import free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_servers")]
 
 CACHE_BYTES = 32 << 20
 KEY = "key-1"

@@ -48,7 +48,7 @@ from tests.support.sparse_updates import PACKED_RECEIVER
 
 START_S = 900.0
 """The server's start takes half a minute of computing, on a machine with other work; nothing here depends on it."""
-pytestmark = [pytest.mark.timeout(2 * START_S)]
+pytestmark = [pytest.mark.timeout(2 * START_S), pytest.mark.usefixtures("forked_servers")]
 
 
 require_sglang()

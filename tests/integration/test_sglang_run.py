@@ -24,11 +24,14 @@ def servers_of(model: Path) -> list[int]:
 
 
 def test_the_quickstart_trains_on_what_sglang_samples(model: Path, tmp_path: Path) -> None:
-    """Log-probs of engine and trainer agree after every sync, so on-policy ratios are 1; top-k and time-division leave them so."""
+    """Log-probs of engine and trainer agree after every sync, so on-policy ratios are 1; top-k and time-division leave them so.
+
+    All processes start as users' do.
+    """
     manifest = shortened("quickstart-collocated", model, steps=STEPS)
     manifest["spec"]["components"][1]["engine"] = {"type": "SGLang", "maxRunningRequests": 64}
     manifest["spec"]["rollout"]["topK"] = 10
-    run = Running(tmp_path / "job", manifest)
+    run = Running(tmp_path / "job", manifest, as_users=True)
     assert run.wait() == 0, run.output
     until("the server's processes end", lambda: not servers_of(model))
     metrics = run.metrics()

@@ -334,6 +334,7 @@ def test_the_death_of_the_engine_thread_reaches_every_caller(tied: VllmEngine, m
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_shards")
 def test_tensor_parallel_ranks_read_shared_memory_themselves(tmp_path: Path) -> None:
     """Last: the end of an engine with processes of its own takes vLLM's groups of this process with it."""
     model = new_model(tied=True, seed=14)
@@ -350,6 +351,7 @@ def test_tensor_parallel_ranks_read_shared_memory_themselves(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_shards")
 def test_pipeline_stages_sample_under_the_weights_that_they_name(tmp_path: Path) -> None:
     """Batches that the stages compute when new weights come keep the old version, and both versions' log-probs are right."""
     old, new = new_model(tied=False, seed=0), new_model(tied=False, seed=5)

@@ -12,7 +12,9 @@ imports once and forks a worker in milliseconds:
 - :mod:`.environments` answers in the place of Ray's agent of runtime environments, through which the launcher learns what it starts.
 - :mod:`.preloaded` imports, makes sure that it has no second thread, and forks. Ray is not imported before the fork.
 
-:func:`script_command` does the same for a script of a test, such as those that fork trainer ranks, and for drivers.
+:func:`script_command` does the same for a script of a test, such as those that fork trainer ranks, and for drivers, :func:`servers` for the
+servers of vLLM and SGLang. What a fork spawns by multiprocessing, the engine of a server or the shards of an engine, is a fork of the same
+preloaded process (:mod:`.spawned`).
 
 :func:`use` makes the embedded clusters of a process do so, and the jobs of a process on such clusters. Tests of `rljob run` use it unless
 they ask for a start as users have it (``tests.integration.jobs.Running``); the quickstart of one seed is always started as users' are.
@@ -25,26 +27,37 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import psutil
+
+from tests.support.forked_workers import launcher, spawned
 from tests.support.pace import HANG_S
 
 SOCKET = "RLJOB_TESTS_FORK_SOCKET"
 """Environment: where the manager listens; not set, every worker is started as users' are."""
 WORKER = "RLJOB_TESTS_FORK_WORKER"
-"""Environment of a worker's launcher, given by Ray: the worker's factory and its own variables, as JSON."""
+"""Environment of a worker's launcher, given by Ray, as JSON: modules that are imported before the fork, and its own variables. It may name
+attributes of modules that the fork has other values of (``replaced``), and the first request that is worth a process (``from_request``)."""
 AHEAD = "RAY_prestart_worker_first_driver"
 """Environment of Ray's nodes: a worker for each core before any is asked for. Forks come as fast, and none of them can be such a worker."""
 ENGINE = (
+    "setproctitle",
     "rljob_runtime.engine.vllm.engine",
     "rljob_runtime.engine.vllm.preparing",
     "vllm.v1.executor.uniproc_executor",
     "vllm.v1.worker.cpu_worker",
     "vllm.model_executor.models.qwen2",
 )
-TRAINER = ("rljob_runtime.training.worker", "rljob_runtime.training.critic", "transformers.models.qwen2.modeling_qwen2")
+TRAINER = (
+    "rljob_runtime.training.worker",
+    "rljob_runtime.training.critic",
+    "rljob_runtime.engine.sglang.engine",
+    "transformers.models.qwen2.modeling_qwen2",
+)
 RANKS = (
     *TRAINER,
     "pytest",
@@ -61,9 +74,28 @@ LIGHT = (
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
     "reasoning_gym",
+    "rljob_runtime.engine.vllm.server",
     "tensorboard.summary.writer.event_file_writer",
 )
 """Drivers, reward and environment workers: the process they share is smaller than two."""
+SERVER = (
+    *ENGINE,
+    "vllm.entrypoints.launchers.api_server.entry",
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.engine.core",
+    "rljob_runtime.engine.vllm.server_guard",
+    "rljob_runtime.engine.vllm.server_memory",
+)
+"""Both processes of vLLM's server."""
+SGLANG = (
+    "setproctitle",
+    "sglang.launch_server",
+    "sglang.srt.entrypoints.http_server",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.models.qwen2",
+)
+"""All three processes of SGLang's server, in its interpreter."""
 MODULES = {
     "rljob_runtime.engine.vllm.engine:VllmEngine": ENGINE,
     "tests.integration.broken_engine:FaultyEngine": ENGINE,
@@ -73,8 +105,15 @@ MODULES = {
     "rljob_runtime.training.critic:CriticWorker": TRAINER,
     "rljob_runtime.rewards.worker:RewardWorker": LIGHT,
     "rljob_runtime.environments.worker:EnvironmentWorker": LIGHT,
+    "rljob_runtime.engine.vllm.server:VllmServer": LIGHT,
+    "rljob_runtime.engine.sglang.engine:SglangEngine": TRAINER,
 }
 """What a worker of this factory imports in any case; others are started as users' are."""
+SERVERS = {
+    "rljob_runtime.engine.vllm.server:VllmServer": "rljob_runtime.engine.vllm.server.SERVER",
+    "rljob_runtime.engine.sglang.engine:SglangEngine": "rljob_runtime.engine.sglang.server.SERVER",
+}
+"""By a worker's factory: what says how its server is started."""
 HERE = Path(__file__).parent
 LAUNCHER = HERE / "launcher.py"
 CONTEXT = "--serialized-runtime-env-context="
@@ -83,9 +122,47 @@ CONTEXT = "--serialized-runtime-env-context="
 
 def script_command(modules: tuple[str, ...], script: Path, *arguments: str) -> list[str]:
     """The command line of a script: a fork of a process with ``modules`` where there is one, else what the interpreter starts."""
-    worker = json.dumps({"modules": modules, "environment": {}})
-    context = json.dumps({"env_vars": {WORKER: worker}})
-    return [sys.executable, str(LAUNCHER), f"{CONTEXT}{context}", str(script), *arguments]
+    return [sys.executable, *_launching({"modules": modules, "environment": {}}, str(script), *arguments)]
+
+
+def _launching(worker: Mapping[str, Any], *arguments: str) -> tuple[str, ...]:
+    """What an interpreter runs to be a fork that runs ``arguments``."""
+    context = json.dumps({"env_vars": {WORKER: json.dumps(worker)}})
+    return (str(LAUNCHER), f"{CONTEXT}{context}", *arguments)
+
+
+def server_commands() -> dict[str, tuple[str, ...]]:
+    """By attribute of a module: other values of it, with which servers are started as forks, all of their processes."""
+    vllm = {"modules": SERVER, "environment": {}, "from_request": 1}
+    sglang = {"modules": SGLANG, "environment": {}, "from_request": 1}
+    return {
+        "rljob_runtime.engine.vllm.server.SERVER": _launching(vllm, "-m", "rljob_runtime.engine.vllm.serve"),
+        "rljob_runtime.engine.sglang.server.SERVER": _launching(sglang, "-m", "sglang.launch_server"),
+    }
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all that descend from it, those that launchers stand for among them; raises psutil.NoSuchProcess."""
+    first = psutil.Process(pid)
+    name = first.name()
+    of_fork = family(int(name.removeprefix(launcher.FORK))) if name.startswith(launcher.FORK) else []
+    return [first, *of_fork, *(found for child in first.children() for found in family(child.pid))]
+
+
+@contextlib.contextmanager
+def servers() -> Iterator[None]:
+    """Servers that this process starts meanwhile are forks, all of their processes; not to be nested."""
+    with contextlib.ExitStack() as patched:
+        for name, value in {**server_commands(), "rljob_runtime.engine.sglang.server.family": family}.items():
+            patched.enter_context(mock.patch(name, value))
+        yield
+
+
+@contextlib.contextmanager
+def shards() -> Iterator[None]:
+    """Shards of vLLM engines that this process starts meanwhile are forks."""
+    with mock.patch("multiprocessing.spawn.get_command_line", spawned.forking({"modules": ENGINE, "environment": {}, "from_request": 1})):
+        yield
 
 
 @contextlib.contextmanager
@@ -126,7 +203,10 @@ def use() -> None:
         modules = MODULES.get(spec.factory)
         if modules is None or spec.interpreter is not None:
             return plain_runtime_env(cluster, spec)
-        return {"env_vars": {WORKER: json.dumps({"modules": modules, "environment": dict(spec.env)})}}
+        worker: dict[str, Any] = {"modules": modules, "environment": dict(spec.env)}
+        if spec.factory in SERVERS:
+            worker |= {"replaced": {SERVERS[spec.factory]: server_commands()[SERVERS[spec.factory]]}, "from_request": 1}
+        return {"env_vars": {WORKER: json.dumps(worker)}}
 
     os.environ[AHEAD] = "0"  # what no worker here takes
     embedded.AGENTS[PROCESS_TYPE_RUNTIME_ENV_AGENT] = (str(HERE / "environments.py"), idle_agent.__file__)

@@ -1,4 +1,4 @@
-"""What Ray's node starts instead of its ``setup_worker.py``, with the same arguments; see the package.
+"""What Ray's node starts instead of its ``setup_worker.py``, with the same arguments; see the package. Servers' processes likewise.
 
 Runs as a script with the interpreter's own path only, so that it costs some ten milliseconds.
 """
@@ -6,9 +6,11 @@ Runs as a script with the interpreter's own path only, so that it costs some ten
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -23,6 +25,11 @@ SOCKET = "RLJOB_TESTS_FORK_SOCKET"
 WORKER = "RLJOB_TESTS_FORK_WORKER"
 CONTEXT = "--serialized-runtime-env-context="
 LANGUAGE = "--language="
+FORK = "fork-"
+"""What a launcher's process is called, before its fork's id."""
+PR_SET_NAME = 15
+SPAWNED = "--multiprocessing-fork"
+"""The last argument of what multiprocessing spawns, which is given the numbers of open files that it has (:mod:`.spawned`)."""
 
 
 def main() -> NoReturn:
@@ -64,12 +71,15 @@ def _forked(worker: dict[str, Any], arguments: list[str]) -> tuple[socket.socket
     """The connection that lives as long as the fork, and the fork's process id; None: this worker gets none."""
     import messages
 
+    files = [0, 1, 2, *(_inherited() if arguments[-1] == SPAWNED else ())]
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server.settimeout(PATIENCE_S)
     server.connect(os.environ[SOCKET])
     request = {
         "worker": worker,
+        "interpreter": sys.executable,
         "argv": arguments,
+        "files": files,
         "folder": os.getcwd(),
         "environment": dict(os.environ),
         "niceness": os.getpriority(os.PRIO_PROCESS, 0),
@@ -77,9 +87,22 @@ def _forked(worker: dict[str, Any], arguments: list[str]) -> tuple[socket.socket
         "blocked": [int(s) for s in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
         "ignored": [int(s) for s in FORWARDED if signal.getsignal(s) is signal.SIG_IGN],
     }
-    messages.send(server, request, [0, 1, 2])
+    messages.send(server, request, files)
     answer, _ = messages.receive(server)
     return server, answer["pid"] if answer else None
+
+
+def _inherited() -> list[int]:
+    """Open files that the process which started this one passed on to it, besides the standard ones."""
+    numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    return [n for n in numbers if n > 2 and _is_inherited(n)]
+
+
+def _is_inherited(number: int) -> bool:
+    try:
+        return os.get_inheritable(number)  # what Python opens itself is not
+    except OSError:
+        return False  # the folder that was read
 
 
 def _oom_score_adj() -> str:
@@ -100,7 +123,12 @@ def _follow(server: socket.socket, pid: int) -> NoReturn:
             signal.signal(number, forward)
     import messages
 
+    ctypes.CDLL(None).prctl(PR_SET_NAME, f"{FORK}{pid}".encode(), 0, 0, 0)  # by which tests find it
     server.settimeout(None)
+    if sys.argv[-1] == SPAWNED:  # ends with its parent, as whoever spawns wants it to
+        parent = os.pidfd_open(os.getppid())
+        if parent in select.select([server, parent], [], [])[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
     try:
         answer, _ = messages.receive(server)
     except OSError:

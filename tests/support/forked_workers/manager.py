@@ -17,17 +17,23 @@ import messages
 
 READ_AT_IMPORT = (
     "GLOO_", "GOMP_", "GRPC_", "HF_", "HUGGINGFACE_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "NUMEXPR_", "NUMPY_", "OMP_",
-    "OPENBLAS_", "PYTHON", "PYTORCH_", "SAFETENSORS_", "TOKENIZERS_", "TORCH", "TRANSFORMERS_", "TRITON_", "USE_", "VLLM_", "XDG_",
+    "OPENBLAS_", "PYTHON", "PYTORCH_", "SAFETENSORS_", "SGLANG_", "TOKENIZERS_", "TORCH", "TRANSFORMERS_", "TRITON_", "USE_", "VLLM_",
+    "XDG_",
 )  # fmt: skip
 """Beginnings of names of variables that Python, torch, transformers, vLLM or what they import may read when it is imported."""
+READ_LATER = {"VLLM_API_KEY", "VLLM_SERVER_DEV_MODE", "SGLANG_CPU_OMP_THREADS_BIND"}
+"""Of these, what is read when a server starts to serve."""
+OWN = {"OPENBLAS_NUM_THREADS": "1"}
+"""Of preloaded processes: numpy's threads would be started by its import, and no fork has them."""
 IMPORT_PATH = "PYTHONPATH"
 """Is set up by each fork for itself."""
 FROM_REQUEST = 2
 """Which worker of a kind and environment is the first one that is forked: what comes once is not worth a process."""
-MAX_PRELOADED = 6
-"""Half a gigabyte each at most."""
+MAX_PRELOADED = 10
+"""Half a gigabyte each at most, but one for those of servers."""
 
-Key = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
+Key = tuple[str, tuple[str, ...], tuple[tuple[str, str], ...]]
+"""Interpreter, modules, environment."""
 
 
 @dataclass
@@ -71,25 +77,34 @@ class Manager:
                 os.close(file)
 
     def _chosen(self, request: dict[str, Any]) -> socket.socket | None:
-        modules = tuple(request["worker"]["modules"])
-        environment = request["environment"] | request["worker"]["environment"]
-        read = {n: v for n, v in environment.items() if n.startswith(READ_AT_IMPORT) and n != IMPORT_PATH}
-        key = (modules, tuple(sorted(read.items())))
+        worker, interpreter = request["worker"], request["interpreter"]
+        modules = tuple(worker["modules"])
+        read = worker.setdefault("read", _read_at_import(request))  # a process that is spawned imports what its parent did
+        key = (interpreter, modules, tuple(sorted(read.items())))
         self.seen[key] += 1
         there = self.preloaded.get(key)
-        if there is not None or key in self.ended or self.seen[key] < FROM_REQUEST or len(self.preloaded) == MAX_PRELOADED:
+        enough = self.seen[key] >= worker.get("from_request", FROM_REQUEST)
+        if there is not None or key in self.ended or not enough or len(self.preloaded) == MAX_PRELOADED:
             return there
-        self.preloaded[key] = self._start(modules, read)
+        self.preloaded[key] = self._start(interpreter, modules, read)
         return self.preloaded[key]
 
-    def _start(self, modules: tuple[str, ...], read: dict[str, str]) -> socket.socket:
+    def _start(self, interpreter: str, modules: tuple[str, ...], read: dict[str, str]) -> socket.socket:
         print(f"preloads {modules[0]} with {read}", flush=True)
-        kept = {n: v for n, v in os.environ.items() if n == IMPORT_PATH or not n.startswith(READ_AT_IMPORT)}
+        inherited = {IMPORT_PATH} if interpreter == sys.executable else set()
+        kept = {n: v for n, v in os.environ.items() if n in inherited or not n.startswith(READ_AT_IMPORT)}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, str(Path(__file__).with_name("preloaded.py")), str(theirs.fileno()), *modules]
-            self.processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=kept | read))
+            command = [interpreter, str(Path(__file__).with_name("preloaded.py")), str(theirs.fileno()), *modules]
+            self.processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=kept | OWN | read))
         return ours
+
+
+def _read_at_import(request: dict[str, Any]) -> dict[str, str]:
+    """Variables of the process that is asked for; another interpreter's import path is that of all of its processes."""
+    environment = request["environment"] | request["worker"]["environment"]
+    of_forks = {IMPORT_PATH} if request["interpreter"] == sys.executable else set()
+    return {n: v for n, v in environment.items() if n.startswith(READ_AT_IMPORT) and n not in READ_LATER | of_forks}
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ def send(to: socket.socket, message: Any, files: list[int] | None = None) -> Non
     socket.send_fds(to, [json.dumps(message).encode()], files or [])
 
 
-def receive(of: socket.socket, max_files: int = 4) -> tuple[Any, list[int]]:
+def receive(of: socket.socket, max_files: int = 64) -> tuple[Any, list[int]]:
     """The next message and its files; ``(None, [])`` when the other side has closed."""
     data, files, _, _ = socket.recv_fds(of, MAX_BYTES, max_files)
     return (json.loads(data), files) if data else (None, [])

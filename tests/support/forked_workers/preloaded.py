@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import importlib.abc
+import multiprocessing.spawn
 import os
 import runpy
 import select
@@ -21,8 +23,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import messages
+import spawned
 
 PR_SET_PDEATHSIG = 1
+ABOVE = 512
+"""Numbers of open files that no process of tests is given by its parent."""
 BLOCKED = "ray"
 """Reads its configuration from the environment and starts a thread when it is imported. vLLM, which only wants it for a way of running
 workers that RLJob never asks for, does without."""
@@ -52,6 +57,8 @@ def preload(modules: list[str]) -> dict[str, str]:
     for module in modules:
         importlib.import_module(module)
     sys.meta_path.remove(finder)
+    if "setproctitle" in sys.modules:  # finds what it writes to, which it does not once a fork has another environment
+        sys.modules["setproctitle"].getproctitle()
     threads = os.listdir("/proc/self/task")
     if len(threads) != 1:
         names = [open(f"/proc/self/task/{t}/comm").read().strip() for t in threads]
@@ -78,6 +85,7 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
                     for fork in forks:
                         fork.launcher.close()
                         os.close(fork.pidfd)
+                    _place(files[1:], request["files"])
                     return request
                 forks.append(made)
                 poll.register(made.pidfd, select.POLLIN)
@@ -91,7 +99,7 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
 
 
 def _fork(request: dict[str, Any], files: list[int]) -> _Fork | None:
-    """None in the fork, which has the launcher's standard files."""
+    """None in the fork."""
     launcher = socket.socket(fileno=files[0])
     sys.stdout.flush()
     sys.stderr.flush()
@@ -103,15 +111,22 @@ def _fork(request: dict[str, Any], files: list[int]) -> _Fork | None:
         if os.getppid() != parent:
             os._exit(1)
         launcher.close()
-        for number, file in enumerate(files[1:]):
-            os.dup2(file, number)
-            os.close(file)
         return None
     for file in files[1:]:
         os.close(file)
     with contextlib.suppress(OSError):  # the launcher is gone: poll sees that
         messages.send(launcher, {"pid": pid})
     return _Fork(pid, os.pidfd_open(pid), launcher)
+
+
+def _place(files: list[int], numbers: list[int]) -> None:
+    """The launcher's open files under the numbers that they have there; no other is open here."""
+    high = [fcntl.fcntl(file, fcntl.F_DUPFD, ABOVE) for file in files]
+    for file in files:
+        os.close(file)
+    for file, number in zip(high, numbers, strict=True):
+        os.dup2(file, number)
+        os.close(file)
 
 
 def _end(fork: _Fork, killed: bool) -> None:
@@ -136,13 +151,21 @@ def become(request: dict[str, Any], from_imports: dict[str, str]) -> None:
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
-    script = request["argv"][0]
+    multiprocessing.spawn.get_command_line = spawned.forking(request["worker"])
+    for name, value in request["worker"].get("replaced", {}).items():
+        module, _, attribute = name.rpartition(".")
+        setattr(importlib.import_module(module), attribute, tuple(value))
+    argv = request["argv"]
+    is_module = argv[0] == "-m"
     own = [place for place in request["environment"].get("PYTHONPATH", "").split(os.pathsep) if place]
-    sys.path[:] = [os.path.dirname(script), *own, *sys.path]
-    sys.argv[:] = request["argv"]
+    sys.path[:] = [request["folder"] if is_module else os.path.dirname(argv[0]), *own, *sys.path]
+    sys.argv[:] = argv[1:] if is_module else argv
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # Python's own numbers are seeded by os.fork
-    runpy.run_path(script, run_name="__main__")
+    if is_module:
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(argv[0], run_name="__main__")
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from tests.support.ports import free_port
 from tests.unit.api.manifests import manifest
 
 WAIT_S = 60.0
-SERVES = server.SERVER_MODULE
+SERVES = server.SERVER
 """Before a test replaces it."""
 
 
@@ -41,7 +41,7 @@ def config(folder: Path, model: str = "owner/judge") -> ServerConfig:
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "SERVER_MODULE", "tests.support.fake_vllm_server")
+    monkeypatch.setattr(server, "SERVER", ("-m", "tests.support.fake_vllm_server"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 

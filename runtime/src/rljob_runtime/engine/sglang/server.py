@@ -27,6 +27,8 @@ CPU_KERNELS = Path(__file__).with_name("cpu_kernels")
 """Put on the server's path where CPU cores compute; see the package in it."""
 NO_LIBRARY = "/nonexistent/libnccl.so"
 """SGLang does without NCCL where it cannot be loaded."""
+SERVER = ("-m", "sglang.launch_server")
+"""What its interpreter runs; options follow."""
 _CHILD = "rljob_runtime.engine.server_child"
 _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
 _POLL_S = 0.3
@@ -71,7 +73,7 @@ class SglangServer:
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         unset = [word for name in _NOT_INHERITED for word in ("-u", name)]
         settings = [f"{name}={value}" for name, value in environment.items()]
-        server = [str(python), "-m", "sglang.launch_server", *arguments, "--host", HOST, "--port", str(port)]
+        server = [str(python), *SERVER, *arguments, "--host", HOST, "--port", str(port)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", _CHILD, "env", *unset, *settings, *server],
             stdin=subprocess.PIPE,
@@ -114,14 +116,13 @@ class SglangServer:
     def resident_bytes(self) -> int:
         """Memory of its processes."""
         try:
-            family = [psutil.Process(self._process.pid), *psutil.Process(self._process.pid).children(recursive=True)]
-            return sum(process.memory_info().rss for process in family)
+            return sum(process.memory_info().rss for process in family(self._process.pid))
         except psutil.NoSuchProcess:
             return 0
 
     def pids(self) -> list[int]:
         """Its processes, the one that watches over them first."""
-        return [self._process.pid, *(child.pid for child in psutil.Process(self._process.pid).children(recursive=True))]
+        return [process.pid for process in family(self._process.pid)]
 
     def close(self) -> None:
         """End it with all its processes; may be called twice."""
@@ -144,6 +145,12 @@ class SglangServer:
 
     def _said(self) -> str:
         return "The end of its log:\n" + "\n".join(self._lines)
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all that descend from it; raises psutil.NoSuchProcess."""
+    first = psutil.Process(pid)
+    return [first, *first.children(recursive=True)]
 
 
 def _opener() -> urllib.request.OpenerDirector:

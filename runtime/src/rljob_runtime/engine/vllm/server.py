@@ -29,7 +29,8 @@ _CONTROL_VARIABLE = "VLLM_SERVER_DEV_MODE"
 KEY_VARIABLE = "VLLM_API_KEY"
 """Read by vLLM's server; a key among its arguments would be shown to every user of the node."""
 _CHILD = "rljob_runtime.engine.server_child"
-SERVER_MODULE = "rljob_runtime.engine.vllm.serve"
+SERVER = ("-m", "rljob_runtime.engine.vllm.serve")
+"""What the interpreter runs; options follow."""
 _POLL_S = 0.2
 _END_S = 20.0
 _SHOWN_CHARACTERS = 2000
@@ -114,7 +115,7 @@ class VllmServer:
             StartupDeadlineError: it did not answer within ``timeout_s``.
         """
         model_infos.seed()
-        command = [sys.executable, "-m", _CHILD, sys.executable, "-m", SERVER_MODULE, *self.config.arguments(host, port)]
+        command = [sys.executable, "-m", _CHILD, sys.executable, *SERVER, *self.config.arguments(host, port)]
         env = os.environ | {KEY_VARIABLE: key} | ({_CONTROL_VARIABLE: "1"} if self.config.releases else {})
         if (listener := take_listener(port)) is not None:  # this process has held the port since it was chosen
             listener.close()
