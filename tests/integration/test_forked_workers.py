@@ -17,6 +17,7 @@ from ray.core.generated import runtime_env_agent_pb2 as pb
 
 from rljob_runtime.cluster import idle_agent
 from tests.support import forked_workers
+from tests.support.forked_workers import launcher
 from tests.support.pace import HANG_S, until
 
 TELLS = """
@@ -123,8 +124,7 @@ def test_servers_are_modules_and_what_they_spawn_is_forked_with_its_open_files(l
     """As vLLM's server starts its engine: the child gets ends of pipes by number, and what its parent pickles."""
     (tmp_path / "served.py").write_text(SERVED)
     worker = {"modules": ["colorsys"], "environment": {}, "from_request": 1, "replaced": {"colorsys.ONE_SIXTH": [1, 6]}}
-    context = json.dumps({"env_vars": {forked_workers.WORKER: json.dumps(worker)}})
-    command = [sys.executable, str(forked_workers.LAUNCHER), f"{forked_workers.CONTEXT}{context}", "-m", "served", "--option"]
+    command = [sys.executable, *launcher.launching(worker, "-m", "served", "--option")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S)
     assert (done.returncode, done.stderr) == (0, "")
     server, child = (json.loads(line) for line in done.stdout.splitlines())

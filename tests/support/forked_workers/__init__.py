@@ -17,7 +17,8 @@ servers of vLLM and SGLang. What a fork spawns by multiprocessing, the engine of
 preloaded process (:mod:`.spawned`).
 
 :func:`use` makes the embedded clusters of a process do so, and the jobs of a process on such clusters. Tests of `rljob run` use it unless
-they ask for a start as users have it (``tests.integration.jobs.Running``); the quickstart of one seed is always started as users' are.
+they ask for a start as users have it (``tests.integration.jobs.Running``). Always started as users' are the quickstart of one seed, SGLang
+in ``test_sglang_run.py``, and all of ``e2e``, such as the judge's server in ``e2e/test_scores.py``.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import psutil
 
-from tests.support.forked_workers import launcher, spawned
+from tests.support.forked_workers import launcher
 from tests.support.pace import HANG_S
 
-SOCKET = "RLJOB_TESTS_FORK_SOCKET"
+SOCKET = launcher.SOCKET
 """Environment: where the manager listens; not set, every worker is started as users' are."""
-WORKER = "RLJOB_TESTS_FORK_WORKER"
+WORKER = launcher.WORKER
 """Environment of a worker's launcher, given by Ray, as JSON: modules that are imported before the fork, and its own variables. It may name
 attributes of modules that the fork has other values of (``replaced``), and the first request that is worth a process (``from_request``)."""
 AHEAD = "RAY_prestart_worker_first_driver"
@@ -116,28 +117,20 @@ SERVERS = {
 """By a worker's factory: what says how its server is started."""
 HERE = Path(__file__).parent
 LAUNCHER = HERE / "launcher.py"
-CONTEXT = "--serialized-runtime-env-context="
-"""The launcher's option for what Ray's agent of runtime environments answers."""
 
 
 def script_command(modules: tuple[str, ...], script: Path, *arguments: str) -> list[str]:
     """The command line of a script: a fork of a process with ``modules`` where there is one, else what the interpreter starts."""
-    return [sys.executable, *_launching({"modules": modules, "environment": {}}, str(script), *arguments)]
+    return [sys.executable, *launcher.launching({"modules": modules, "environment": {}}, str(script), *arguments)]
 
 
-def _launching(worker: Mapping[str, Any], *arguments: str) -> tuple[str, ...]:
-    """What an interpreter runs to be a fork that runs ``arguments``."""
-    context = json.dumps({"env_vars": {WORKER: json.dumps(worker)}})
-    return (str(LAUNCHER), f"{CONTEXT}{context}", *arguments)
-
-
-def server_commands() -> dict[str, tuple[str, ...]]:
+def server_commands() -> dict[str, list[str]]:
     """By attribute of a module: other values of it, with which servers are started as forks, all of their processes."""
     vllm = {"modules": SERVER, "environment": {}, "from_request": 1}
     sglang = {"modules": SGLANG, "environment": {}, "from_request": 1}
     return {
-        "rljob_runtime.engine.vllm.server.SERVER": _launching(vllm, "-m", "rljob_runtime.engine.vllm.serve"),
-        "rljob_runtime.engine.sglang.server.SERVER": _launching(sglang, "-m", "sglang.launch_server"),
+        "rljob_runtime.engine.vllm.server.SERVER": launcher.launching(vllm, "-m", "rljob_runtime.engine.vllm.serve"),
+        "rljob_runtime.engine.sglang.server.SERVER": launcher.launching(sglang, "-m", "sglang.launch_server"),
     }
 
 
@@ -161,7 +154,7 @@ def servers() -> Iterator[None]:
 @contextlib.contextmanager
 def shards() -> Iterator[None]:
     """Shards of vLLM engines that this process starts meanwhile are forks."""
-    with mock.patch("multiprocessing.spawn.get_command_line", spawned.forking({"modules": ENGINE, "environment": {}, "from_request": 1})):
+    with mock.patch("multiprocessing.spawn.get_command_line", launcher.spawning({"modules": ENGINE, "environment": {}, "from_request": 1})):
         yield
 
 

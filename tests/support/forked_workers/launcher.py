@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -24,12 +25,29 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signa
 SOCKET = "RLJOB_TESTS_FORK_SOCKET"
 WORKER = "RLJOB_TESTS_FORK_WORKER"
 CONTEXT = "--serialized-runtime-env-context="
+"""The option for what Ray's agent of runtime environments answers."""
 LANGUAGE = "--language="
 FORK = "fork-"
 """What a launcher's process is called, before its fork's id."""
 PR_SET_NAME = 15
 SPAWNED = "--multiprocessing-fork"
 """The last argument of what multiprocessing spawns, which is given the numbers of open files that it has (:mod:`.spawned`)."""
+
+
+def launching(worker: Mapping[str, Any], *arguments: str) -> list[str]:
+    """What an interpreter runs, after itself, to be a fork that runs ``arguments`` (see ``WORKER`` in the package)."""
+    context = json.dumps({"env_vars": {WORKER: json.dumps(worker)}})
+    return [os.path.join(HERE, "launcher.py"), f"{CONTEXT}{context}", *arguments]
+
+
+def spawning(worker: Mapping[str, Any]) -> Callable[..., list[str]]:
+    """In the place of ``multiprocessing.spawn.get_command_line``: what is spawned is a fork of a process for ``worker``."""
+
+    def command_line(**numbers: int) -> list[str]:
+        given = [f"{name}={number}" for name, number in numbers.items()]
+        return [sys.executable, *launching(worker, os.path.join(HERE, "spawned.py"), *given, SPAWNED)]
+
+    return command_line
 
 
 def main() -> NoReturn:

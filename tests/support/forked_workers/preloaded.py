@@ -22,8 +22,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+import launcher
 import messages
-import spawned
 
 PR_SET_PDEATHSIG = 1
 ABOVE = 512
@@ -151,7 +151,7 @@ def become(request: dict[str, Any], from_imports: dict[str, str]) -> None:
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
-    multiprocessing.spawn.get_command_line = spawned.forking(request["worker"])
+    multiprocessing.spawn.get_command_line = launcher.spawning(request["worker"])
     for name, value in request["worker"].get("replaced", {}).items():
         module, _, attribute = name.rpartition(".")
         setattr(importlib.import_module(module), attribute, tuple(value))
