@@ -23,8 +23,8 @@ from tests.support.ports import free_port
 from tests.unit.api.manifests import manifest
 
 WAIT_S = 60.0
-SERVES = server.SERVER
-"""Before a test replaces it."""
+_, SERVES = server.SERVER
+"""The module, before a test replaces it."""
 
 
 def config(folder: Path, model: str = "owner/judge") -> ServerConfig:
