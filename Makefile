@@ -17,7 +17,7 @@ STAMP := .venv/.rljob-setup-$(shell { cat $(SETUP_INPUTS); echo "$(CURDIR)"; } |
 # SGLang's packages conflict with those of vLLM: an environment of its own, of the plain pins in constraints/sglang.txt.
 SGLANG_STAMP := .venv-sglang/.rljob-setup-$(shell { cat constraints/sglang.txt tools/setup.py; echo "$(CURDIR)"; } | sha256sum | cut -c1-16)
 
-# Without bytecode caches vLLM imports three times slower; a foreign PYTHONPATH would shadow the packages of this tree.
+# Where no bytecode is kept vLLM imports three times slower; a foreign PYTHONPATH would shadow the packages of this tree.
 unexport PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX PYTHONPATH PYTHONHOME
 export PATH := $(CURDIR)/$(VENV):$(PATH)
 export DO_NOT_TRACK := 1
