@@ -30,9 +30,17 @@ PYTHON_VERSION = (3, 11)
 NEEDED_BYTES = 9_000_000_000
 DOWNLOAD_TEXT = "about 3.6 GB"
 USED_BY_ALL = (
-    "kopf", "kubernetes", "ray", "reasoning_gym", "rljob_api", "rljob_convert",
-    "rljob_runtime.engine.vllm.engine", "rljob_runtime.environments.worker", "rljob_runtime.rewards.worker", "rljob_runtime.training.worker",
-)  # fmt: skip
+    "kopf",
+    "kubernetes",
+    "ray",
+    "reasoning_gym",
+    "rljob_api",
+    "rljob_convert",
+    "rljob_runtime.engine.vllm.engine",
+    "rljob_runtime.environments.worker",
+    "rljob_runtime.rewards.worker",
+    "rljob_runtime.training.worker",
+)
 """Imported once at the end: these 60 MB of the 500 are compiled then and not by each of the processes of a first job, and what does not
 load on this machine is found here. The other packages are compiled when something imports them."""
 
