@@ -35,6 +35,7 @@ class Policy:
         self.reads: list[Read] = []
         self.sampled: list[list[int]] = []
         self.holds: threading.Event | None = None
+        self.answering: list[threading.Thread] = []
         model = Model(
             name="policy",
             tokenizer=self.tokenizer,
@@ -77,7 +78,14 @@ class Policy:
                 self.holds.wait(HANG_S)
             self.endpoint.answer("e1", action)
 
-        threading.Thread(target=answer).start()
+        self.answering.append(threading.Thread(target=answer))
+        self.answering[-1].start()
+
+    def close(self) -> None:
+        """As the worker's thread, which closes the endpoint after its last answer."""
+        for thread in self.answering:
+            thread.join(HANG_S)
+        self.endpoint.close()
 
 
 @pytest.fixture
@@ -91,7 +99,7 @@ def make() -> Iterator[Callable[..., Policy]]:
 
     yield policy
     for each in made:
-        each.endpoint.close()
+        each.close()
 
 
 def test_a_conversation_of_two_calls(make) -> None:
