@@ -297,6 +297,12 @@ critic:
         sections = "optim: {lr: 1.0e-5, min_lr: 1.0e-6, lr_scheduler: cosine}, lr_sched: {lr_decay_style: cosine, min_lr: 2.0e-6}"
         assert spec_of(f"actor: {{training_backend: {backend}, {sections}}}")["training"]["minLearningRate"] == expected
 
+    def test_a_share_of_the_peak_counts_before_the_end_of_the_schedule(self) -> None:
+        text = "actor: {training_backend: fsdp, optim: {lr: 1.0e-5, lr_scheduler: cosine, min_lr: 1.0e-6, min_lr_rate: 0.5}}"
+        assert spec_of(text)["training"]["minLearningRate"] == pytest.approx(5e-6)
+        (note,) = notes(text, "actor.optim.min_lr")
+        assert note.why == "min_lr_rate counts"
+
     @pytest.mark.parametrize("word", ["actor: {model: {precision: bf16}}", ""])
     def test_an_engine_has_its_own_dtype(self, word: str) -> None:
         spec = spec_of(f"{word}\ncluster: {{component_placement: {{rollout: all}}}}\nrollout: {{model: {{precision: fp16}}}}")
@@ -331,6 +337,9 @@ critic:
         for key in ("top_p", "top_k"):
             (note,) = notes(greedy, f"algorithm.sampling_params.{key}")
             assert "greedy" in note.why
+        switched = text.replace("{temperature", "{do_sample: false, temperature")
+        assert spec_of(switched)["validation"] == spec_of(greedy)["validation"]
+        assert not notes(switched, "algorithm.sampling_params.do_sample")
 
     @pytest.mark.parametrize("section", ["agentloop: {max_turns: 2}", "tools: {online: false}"])
     def test_tools_and_agents_are_never_left_out(self, section: str) -> None:

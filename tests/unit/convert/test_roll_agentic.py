@@ -27,6 +27,18 @@ def test_the_documented_example_validates_unedited(ratio: int) -> None:
     assert converted.manifest["spec"].get("overlap", {}).get("asyncGenerationRatio", 0) == ratio
 
 
+def test_a_turn_keeps_its_bound_where_the_file_has_no_sequence_length() -> None:
+    """ROLL makes a sequence of ``prompt_length`` and ``response_length``, and a turn of it has at most ``max_new_tokens``."""
+    path = cases.FOLDER / "roll-agentic-async.yaml"
+    text = path.read_text() + "\nmax_actions_per_traj: 10\n"
+    (line,) = [line for line in text.splitlines() if line.startswith("sequence_length:")]
+    total = int(line.split()[1])
+    alone = text.replace(line, f"prompt_length: 1000\nresponse_length: {total - 1000}")
+    rollouts = [conversion.convert("roll", each).manifest["spec"]["rollout"] for each in (text, alone)]
+    assert rollouts[0] == rollouts[1]
+    assert rollouts[0]["maxResponseTokens"] < total // 4
+
+
 def test_references_into_another_file_bring_environments_that_this_file_has_overridden() -> None:
     trained, *validated = spec_of("roll-agentic-steps")["environments"]
     assert (trained["type"], trained.get("share", 1), trained["validationShare"], trained["maxTurns"]) == ("Sokoban", 1, 256, 10)

@@ -314,13 +314,46 @@ def test_several_files_are_sampled_alike(probabilities: str, noted: int) -> None
     assert [note.remedy.partition(" with ")[2] for note in shares] == ["weight 0.5 for math, weight 0.5 for code"] * (1 - noted)
 
 
-@pytest.mark.parametrize(("strategy", "noted"), [("megatron_train", 1), ("fsdp2_train", 0)])
-def test_a_share_of_the_rate_that_megatron_does_not_read_is_reported(strategy: str, noted: int) -> None:
-    args = "{lr_scheduler_type: cosine_with_min_lr, lr_scheduler_kwargs: {min_lr_rate: 0.1}, learning_rate: 1.0e-5}"
-    trainer = f"actor_train: {{device_mapping: '[0, 1]', strategy_args: {{strategy_name: {strategy}}}, training_args: {args}}}"
-    result = conversion.convert("roll", BASE.replace(OF_TRAINER, trainer))
-    assert result.manifest["spec"]["training"]["minLearningRate"] == pytest.approx(1e-6)
-    assert sum("reads min_lr alone" in note.why for note in result.notes) == noted
+def trainer_of(strategy: str, args: str, config: str = "{}") -> conversion.Converted:
+    strategy_args = f"{{strategy_name: {strategy}, strategy_config: {config}}}"
+    trainer = f"actor_train: {{device_mapping: '[0, 1]', strategy_args: {strategy_args}, training_args: {args}}}"
+    return conversion.convert("roll", BASE.replace(OF_TRAINER, trainer))
+
+
+@pytest.mark.parametrize("strategy", ["megatron_train", "fsdp2_train"])
+@pytest.mark.parametrize("given", ["min_lr_rate: 0.1", "min_lr: 1.0e-6"])
+def test_settings_of_the_optimizer_that_rolls_loader_drops_count_and_are_reported(strategy: str, given: str) -> None:
+    args = f"{{lr_scheduler_type: cosine, lr_scheduler_kwargs: {{{given}}}, learning_rate: 1.0e-5, adam_epsilon: 1.0e-6}}"
+    result = trainer_of(strategy, args)
+    training = result.manifest["spec"]["training"]
+    assert (training["minLearningRate"], training["epsilon"]) == (pytest.approx(1e-6), 1e-6)
+    assert sum("ROLL's loader drops it" in note.why for note in result.notes) == 2
+
+
+def test_megatron_reads_settings_of_the_optimizer_beside_its_sizes() -> None:
+    args = "{lr_scheduler_type: cosine, lr_scheduler_kwargs: {min_lr: 5.0e-6}, learning_rate: 1.0e-5}"
+    config = "{lr_scheduler_kwargs: {min_lr: 1.0e-6}, adam_epsilon: 1.0e-6}"
+    result = trainer_of("megatron_train", args, config)
+    training = result.manifest["spec"]["training"]
+    assert (training["minLearningRate"], training["epsilon"]) == (1e-6, 1e-6)
+    (note,) = [note for note in result.notes if note.path == "actor_train.training_args.lr_scheduler_kwargs.min_lr"]
+    assert note.why == "strategy_config counts"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "word", "warmup"),
+    [("fsdp2_train", "constant", 0), ("fsdp2_train", "constant_with_warmup", 20), ("megatron_train", "constant", 20)],
+)
+def test_the_schedule_constant_of_transformers_has_no_warmup(strategy: str, word: str, warmup: int) -> None:
+    args = f"{{lr_scheduler_type: {word}, warmup_steps: 20, per_device_train_batch_size: 16}}"
+    result = trainer_of(strategy, args)
+    assert result.manifest["spec"]["training"].get("warmupSteps", 0) == warmup
+    assert sum("has no warm-up" in note.why for note in result.notes) == (warmup == 0)
+
+
+def test_a_step_of_warmup_that_has_begun_counts() -> None:
+    result = trainer_of("fsdp2_train", "{lr_scheduler_type: linear, warmup_ratio: 0.001}")
+    assert result.manifest["spec"]["training"]["warmupSteps"] == 1
 
 
 def test_default_batches_are_rolls() -> None:
@@ -475,8 +508,8 @@ class TestValidation:
         return f"{more}\nvalidation: {{data_args: {{file_name: [a.jsonl]}}, generating_args: {arguments}}}"
 
     def test_sampling(self) -> None:
-        arguments = "{temperature: 0.6, top_p: 0.9, top_k: 20, num_return_sequences: 4, max_new_tokens: 100}"
-        text = self.text(arguments, "eval_steps: 5\nval_batch_size: 8")
+        arguments = "{temperature: 0.6, top_p: 0.9, top_k: 20, num_return_sequences: 4}"
+        text = self.text(arguments, "eval_steps: 5\nval_batch_size: 8\nval_prompt_length: 1024\nval_sequence_length: 1124")
         assert spec_of(text)["validation"] == {
             "everySteps": 5,
             "maxPrompts": 1_000_000,
@@ -492,6 +525,23 @@ class TestValidation:
         assert spec_of(text)["validation"] == {"everySteps": 5, "maxPrompts": 1_000_000, "temperature": 0.0}
         for key in ("top_p", "top_k", "num_return_sequences", "max_new_tokens"):
             assert notes(text, f"validation.generating_args.{key}")
+
+    @pytest.mark.parametrize(
+        ("more", "tokens", "why"),
+        [
+            ("", None, "ROLL overwrites it with 512"),
+            ("\nval_prompt_length: 1000\nval_sequence_length: 1200", 200, "ROLL overwrites it with 200"),
+            ("\nval_prompt_length: 1000\nval_sequence_length: 1100", 100, ""),
+            ("\nval_prompt_length: 1000\nval_sequence_length: 9000", None, "ROLL overwrites it with 8000"),
+            ("\nval_sequence_length: 1100", None, "ROLL overwrites it with 512"),
+        ],
+    )
+    def test_answers_have_what_a_prompt_leaves_of_a_sequence(self, more: str, tokens: int | None, why: str) -> None:
+        text = self.text("{max_new_tokens: 100}", f"eval_steps: 5{more}")
+        assert spec_of(text)["validation"].get("maxResponseTokens") == tokens
+        assert [note.why[: len(why)] for note in notes(text, "validation.generating_args.max_new_tokens")] == ([why] if why else [])
+        assert len(notes(text, "val_sequence_length")) == (tokens is None and "val_sequence" in more)
+        assert len(notes(text, "val_prompt_length")) == ("val_prompt" in more)
 
     def test_roll_s_defaults_are_written_out(self) -> None:
         assert spec_of(self.text(more=""))["validation"] == {

@@ -241,3 +241,14 @@ class TestRatio:
     def test_several_updates_compare_with_the_policy_of_the_step(self) -> None:
         assert spec_of("ppo_epochs: 2")["algorithm"]["offPolicy"] == {"proximal": "Recompute"}
         assert notes("ppo_epochs: 2", "actor_train.old_log_probs") == []
+
+
+@pytest.mark.parametrize(("infer", "trained", "dropped"), [("/m/sft", "/m/sft", "pretrain"), (None, "/m/base", "actor_train")])
+def test_pretrain_is_overruled_where_all_three_roles_name_their_model(infer: str | None, trained: str, dropped: str) -> None:
+    """ROLL's PPOConfig takes ``pretrain`` for all of them as soon as one has no path."""
+    named = "model_args: {model_name_or_path: /m/sft}"
+    roles = f"actor_train: {{device_mapping: '[0, 1]', {named}}}\nreference: {{device_mapping: '[0, 1]', {named}}}\n"
+    roles += f"actor_infer: {{device_mapping: '[2, 3]', strategy_args: {{strategy_name: vllm}}{', ' + named if infer else ''}}}\n"
+    result = convert("roll", f"pretrain: /m/base\nrollout_batch_size: 8\nresponse_length: 512\n{roles}")
+    assert result.manifest["spec"]["model"]["path"] == trained
+    assert any(note.path.startswith(dropped) and "ROLL takes" in note.why for note in result.notes)

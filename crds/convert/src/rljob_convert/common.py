@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -255,10 +256,10 @@ def most_warmup(steps: int, schedule: str | None) -> int:
 
 
 def whole_steps(source: Source, parts: paths.Parts, ratio: float | None, steps: int) -> int | None:
-    """Warm-up steps of a warm-up ratio."""
+    """Warm-up steps of a warm-up ratio; a step that has begun counts."""
     if ratio is None:
         return None
-    result = round(ratio * steps)
+    result = math.ceil(ratio * steps)
     source.differs(parts, f"becomes {result} of {counted(steps, 'step')}")
     return result
 

@@ -286,6 +286,8 @@ def rollout(source: Source, *, trains: bool = True) -> Section:
     if samples is None:
         samples = source.assume(("algorithm", "group_size"), 8, "the file does not say", "set rollout.samplesPerPrompt")
     temperature = source.number(*params, "temperature", high=2.0)
+    if not trains and source.flag(*params, "do_sample") is False:
+        temperature = 0.0  # RLinf's engines are greedy then
     if temperature == 0 and trains:
         source.differs((*params, "temperature"), "greedy sampling cannot be trained on, 1.0 is used", "choose rollout.temperature")
         temperature = 1.0

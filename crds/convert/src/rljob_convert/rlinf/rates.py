@@ -4,9 +4,9 @@ RLinf counts optimizer updates, RLJob steps, and each of RLinf's trainers reads 
 
 * ``megatron``: ``lr_sched``. Warm-up is ``lr_warmup_fraction * lr_decay_iters``, or ``lr_warmup_iters`` without a fraction; the rate falls
   over ``lr_decay_iters``, 100000 without (``config.py``, and ``get_optimizer_param_scheduler`` of Megatron-LM).
-* ``fsdp``: ``optim``. Warm-up is ``lr_warmup_steps``, or ``lr_warmup_steps_ratio * total_training_steps`` where that is negative; the rate
-  falls over ``total_training_steps``, never where that is 0, its default (``fsdp_model_manager.py``);
-  ``lr_sched_sync_with_optim: false`` counts steps instead of updates.
+* ``fsdp``: ``optim``. The rate ends at ``min_lr_rate`` of its peak, or at ``min_lr`` without it. Warm-up is ``lr_warmup_steps``, or
+  ``lr_warmup_steps_ratio * total_training_steps`` where that is negative; the rate falls over ``total_training_steps``, never where that
+  is 0, its default (``fsdp_model_manager.py``); ``lr_sched_sync_with_optim: false`` counts steps instead of updates.
 
 A file that names no trainer is read in both places.
 """
@@ -116,6 +116,11 @@ def _smallest(source: Source, role: str, rate: float, schedule: str | None) -> f
     for where in places[:-1]:
         source.drop(where, f"{'.'.join(map(str, places[-1]))} counts")
     smallest = source.number(*places[-1]) if places else None
+    share_at = (role, "optim", "min_lr_rate")
+    if backend(source, role) != MEGATRON and (share := source.number(*share_at, high=1.0)) is not None:
+        if places:
+            source.drop(places[-1], "min_lr_rate counts")
+        places, smallest = [share_at], rate * share
     if not smallest:
         return None
     if schedule in (None, "Constant") or smallest > rate:

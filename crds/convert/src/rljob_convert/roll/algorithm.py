@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rljob_convert.common import Section, compact
 from rljob_convert.roll.credit import credit
 from rljob_convert.roll.distillation import Distilled, without_scores
-from rljob_convert.roll.learning import SCHEDULES, Batch, critic_updates, min_learning_rate, warmup_steps
+from rljob_convert.roll.learning import SCHEDULES, Batch, critic_updates, epsilon, min_learning_rate, warmup_steps
 from rljob_convert.roll.placement import reward_places
 from rljob_convert.source import Source
 
@@ -156,12 +156,12 @@ def _critic(source: Source) -> Section:
     return compact(
         {
             "learningRate": rate,
-            "minLearningRate": min_learning_rate(source, where, rate, schedule),
+            "minLearningRate": min_learning_rate(source, "critic", rate, schedule),
             "schedule": schedule,
             "learningRateWarmupSteps": 0,  # see critic_in_steps
             "beta1": source.number(*where, "adam_beta1", high=0.999_999),
             "beta2": source.number(*where, "adam_beta2", high=0.999_999),
-            "epsilon": source.number(*where, "adam_epsilon", above=0.0),
+            "epsilon": epsilon(source, "critic"),
             "weightDecay": 0.0 if decay is None else decay,
             "valueClip": source.number("value_clip", above=0.0),
             "warmupSteps": source.integer("critic_warmup") or None,

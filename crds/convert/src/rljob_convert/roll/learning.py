@@ -87,13 +87,16 @@ def _lengths(source: Source, *, is_agentic: bool) -> tuple[int, int]:
     total = source.integer("sequence_length", low=2, high=10_000_000)
     turn_at = ("actor_infer", "generating_args", "max_new_tokens")
     turn = source.integer(*turn_at, low=1, high=10_000_000)
+    bound = "sequence_length"
+    if is_agentic and total is None and None not in (response, turn):
+        bound, total = "response_length", (prompt or 1024) + (response or 0)  # as ROLL sets it
     if is_agentic and total is not None:
         if turn is not None:
             turn = _turn_tokens(source, turn)
         if turn is None or turn >= total:
-            turn = source.assume(turn_at, max(1, total // 4), "a turn needs a bound below sequence_length", "set rollout.maxResponseTokens")
+            turn = source.assume(turn_at, max(1, total // 4), f"a turn needs a bound below {bound}", "set rollout.maxResponseTokens")
         why = f"becomes maxPromptTokens {total - turn} (what a turn sees) plus maxResponseTokens {turn} (what it writes)"
-        source.differs(("sequence_length",), why)
+        source.differs((bound,), why if bound == "sequence_length" else f"a sequence has {total} tokens with its prompt, which {why}")
         return total - turn, turn
     if prompt is None:
         default = 1024 if total is None else min(1024, total - 1)
@@ -142,7 +145,7 @@ def training(source: Source, numbers: Batch, num_devices: int, alone: int) -> Se
     context = _context_parallel(source)
     updates, epochs = _updates(source, numbers, num_devices, tensor * context), source.integer("ppo_epochs", low=1)
     warmup = warmup_steps(source, _ARGS, (updates or 1) * (epochs or 1))
-    ratio = source.number(*_ARGS, "warmup_ratio", high=1.0)
+    ratio = None if _starts_at_once(source, _ARGS) else source.number(*_ARGS, "warmup_ratio", high=1.0)
     if warmup is None or (warmup == 0 and ratio):
         warmup = common.whole_steps(source, (*_ARGS, "warmup_ratio"), ratio, steps)
     elif ratio:
@@ -157,12 +160,12 @@ def training(source: Source, numbers: Batch, num_devices: int, alone: int) -> Se
         {
             "steps": steps,
             "learningRate": rate,
-            "minLearningRate": min_learning_rate(source, _ARGS, rate, schedule),
+            "minLearningRate": min_learning_rate(source, "actor_train", rate, schedule),
             "schedule": schedule,
             "warmupSteps": warmup,
             "beta1": source.number(*_ARGS, "adam_beta1", high=0.999_999),
             "beta2": source.number(*_ARGS, "adam_beta2", high=0.999_999),
-            "epsilon": source.number(*_ARGS, "adam_epsilon", above=0.0),
+            "epsilon": epsilon(source, "actor_train"),
             "weightDecay": source.number(*_ARGS, "weight_decay"),
             "maxGradNorm": source.number("max_grad_norm", above=0.0),
             "miniBatches": None if updates is None else _mini_batches(source, numbers, updates),
@@ -224,22 +227,50 @@ def _is_megatron(source: Source, *role: str) -> bool:
     return str(source.peek(*role, "strategy_args", "strategy_name")).startswith("megatron")
 
 
-def min_learning_rate(source: Source, where: tuple[str, ...], rate: float, schedule: str) -> float | None:
-    """Where a schedule ends: ``min_lr``, or ``min_lr_rate`` of the peak, of Transformers' ``cosine_with_min_lr``."""
-    given = (*where, "lr_scheduler_kwargs")
-    smallest, share = source.number(*given, "min_lr"), source.number(*given, "min_lr_rate", high=1.0)
-    place = (*given, "min_lr" if smallest is not None else "min_lr_rate")
-    if smallest is None and share is not None:
-        smallest = rate * share
-        if share and str(source.peek(where[0], "strategy_args", "strategy_name")).startswith("megatron"):
-            source.differs(place, "counts here; ROLL's Megatron trainer reads min_lr alone, and its rate falls to 0")
+def min_learning_rate(source: Source, role: str, rate: float, schedule: str) -> float | None:
+    """Where a schedule ends: ``min_lr``, or ``min_lr_rate`` of the peak."""
+    place, smallest = _optimizer_number(source, role, "lr_scheduler_kwargs", "min_lr")
+    if smallest is None:
+        place = (role, "training_args", "lr_scheduler_kwargs", "min_lr_rate")
+        share = source.number(*place, high=1.0)
+        smallest = None if share is None else rate * share
     if not smallest:
         return None
     if schedule == "Constant" or smallest > rate:
         why = "the rate is constant" if schedule == "Constant" else f"is above the learning rate {rate:g}"
         source.drop(place, f"{why}, so no schedule ends there")
         return None
+    _note_unread(source, place)
     return smallest
+
+
+def epsilon(source: Source, role: str) -> float | None:
+    """Adam's."""
+    place, found = _optimizer_number(source, role, "adam_epsilon")
+    if found is None or found <= 0:
+        return None
+    _note_unread(source, place)
+    return found
+
+
+def _optimizer_number(source: Source, role: str, *key: str) -> tuple[tuple[str, ...], float | None]:
+    """Where the file has a setting of the optimizer, and the setting.
+
+    ROLL's Megatron strategy reads it in ``strategy_config``. Of ``training_args`` its loader drops it: a file that has it there is of an
+    earlier version, or means what it says.
+    """
+    read, unread = (role, "strategy_args", "strategy_config", *key), (role, "training_args", *key)
+    if _is_megatron(source, role) and source.has(*read):
+        if source.has(*unread):
+            source.drop(unread, "strategy_config counts")
+        return read, source.number(*read)
+    return unread, source.number(*unread)
+
+
+def _note_unread(source: Source, place: tuple[str, ...]) -> None:
+    if place[1] == "training_args":
+        where = "; its Megatron strategy reads strategy_config" if _is_megatron(source, place[0]) else ""
+        source.differs(place, f"counts here, and ROLL's loader drops it{where}")
 
 
 def _checkpointing(source: Source) -> bool | None:
@@ -256,12 +287,24 @@ def _checkpointing(source: Source) -> bool | None:
 def warmup_steps(source: Source, where: tuple[str, ...], updates: int) -> int | None:
     """Steps of warm-up: ROLL's schedulers count optimizer updates (``set_max_steps`` of its PPOConfig), of which a step has ``updates``."""
     at = (*where, "warmup_steps")
+    if _starts_at_once(source, where):
+        for key in ("warmup_steps", "warmup_ratio"):
+            if source.peek(*where, key):
+                source.drop((*where, key), "Transformers' schedule constant has no warm-up; constant_with_warmup has one")
+            elif source.has(*where, key):
+                source.take(*where, key)
+        return None
     number = source.integer(*at, high=100_000_000)
     if not number or updates == 1:
         return number
     steps = -(-number // updates)
     source.differs(at, f"counts optimizer updates, of which a step has {updates}: becomes {counted(steps, 'step')}")
     return steps
+
+
+def _starts_at_once(source: Source, where: tuple[str, ...]) -> bool:
+    """Whether the schedule is Transformers' ``constant``, which has no warm-up; Megatron's has."""
+    return source.peek(*where, "lr_scheduler_type") == "constant" and not _is_megatron(source, where[0])
 
 
 def critic_updates(source: Source, numbers: Batch, devices: int) -> int:

@@ -112,14 +112,22 @@ def _is_agentic(source: Source) -> bool:
 
 def _model(source: Source, placed: Placed) -> Section:
     train = ("actor_train", "model_args")
-    path = source.text("pretrain") or source.text(*train, "model_name_or_path")
+    named = [source.peek(role, "model_args", "model_name_or_path") for role in ("actor_train", "actor_infer", "reference")]
+    pretrain = source.text("pretrain")
+    if None not in named and pretrain is not None and pretrain != named[0]:
+        source.drop(("pretrain",), "actor_train, actor_infer and reference all name their model, and ROLL takes theirs")
+        pretrain = None
+    path = pretrain or source.text(*train, "model_name_or_path")
     if path is None:
         path = source.assume(("pretrain",), common.MODEL_PLACEHOLDER, "the manifest needs a model", "write its folder or Hub id")
     for where in (("reward_pretrain",), *(((role, "model_args", "model_name_or_path")) for role in ("actor_infer", "reference", "critic"))):
         if source.peek(*where) == path:
             source.take(*where)
     if source.peek(*train, "model_name_or_path") not in (None, path):
-        source.drop((*train, "model_name_or_path"), f"pretrain {path} is trained")
+        source.drop(
+            (*train, "model_name_or_path"),
+            f"pretrain {path} is trained: ROLL takes it for all roles unless each of the three names its model",
+        )
     elif source.has(*train, "model_name_or_path"):
         source.take(*train, "model_name_or_path")
     dtype = common.trained_dtype(source, (*train, "dtype"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from rljob_api.errors import counted
 from rljob_api.paths import Parts
 from rljob_convert.common import Section, compact
 from rljob_convert.roll.learning import Batch
@@ -181,9 +182,23 @@ def validation(source: Source, steps: int, numbers: Batch) -> Section | None:
 
 
 def _response_tokens(source: Source, numbers: Batch) -> int | None:
+    """Tokens of an answer: ROLL sets ``max_new_tokens`` to what ``val_prompt_length`` leaves of a sequence, or else to that of training."""
+    lengths = ("val_prompt_length", "val_sequence_length")
+    prompt, total = (source.integer(key, low=1, high=10_000_000) for key in lengths)
+    tokens = numbers.response_tokens
+    if prompt is not None and total is not None and total > prompt:
+        tokens = total - prompt
+        if prompt != numbers.prompt_tokens:
+            source.differs(lengths[:1], f"validation prompts have the bound of rollout, {counted(numbers.prompt_tokens, 'token')}")
+    else:
+        for key in (key for key in lengths if source.has(key)):
+            source.drop((key,), "ROLL takes val_prompt_length and a longer val_sequence_length together or not at all")
     where = (*_VALIDATION, "max_new_tokens")
-    tokens = source.integer(*where, low=1, high=10_000_000)
-    if tokens is not None and tokens > numbers.response_tokens:
-        source.differs(where, f"is cut to {numbers.response_tokens}, the longest response that engines have room for")
-        return None
-    return None if tokens == numbers.response_tokens else tokens
+    if source.peek(*where) == tokens:
+        source.take(*where)
+    elif source.has(*where):
+        source.drop(where, f"ROLL overwrites it with {tokens}, what a prompt leaves of a sequence")
+    if tokens > numbers.response_tokens:
+        why = f"{tokens} tokens of an answer are cut to {numbers.response_tokens}, the longest response that engines have room for"
+        source.differs(lengths[1:], why)
+    return tokens if tokens < numbers.response_tokens else None
