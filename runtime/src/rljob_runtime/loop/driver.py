@@ -357,7 +357,7 @@ class Driver:
 
     def _is_generated(self) -> bool:
         """Whether a batch lacks nothing but scores."""
-        return self._parts.scheduler.num_generated >= self._config.groups_per_step
+        return self._parts.scheduler.is_generated(self._config.groups_per_step, self._step)
 
     async def _train_on(self, groups: list[Group], outcome: _Outcome) -> None:
         """One step: score, train, checkpoint when due, publish, let the next batch begin, report.

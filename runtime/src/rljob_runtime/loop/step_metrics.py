@@ -132,10 +132,11 @@ def _history_metrics(counters: RolloutCounters) -> dict[str, float]:
 
 
 def _deviations(scores: Sequence[Sequence[float]]) -> npt.NDArray[np.float64]:
-    """Standard deviation of each group, shape (groups,)."""
+    """Standard deviation of each group, shape (groups,); 0 where all scores are equal, however their mean is rounded."""
     if len({len(group) for group in scores}) == 1:
-        return np.asarray(np.std(np.array(scores, dtype=np.float64), axis=1))
-    return np.array([np.std(group) for group in scores])
+        together = np.array(scores, dtype=np.float64)
+        return np.where(together.min(axis=1) == together.max(axis=1), 0.0, np.std(together, axis=1))
+    return np.array([0.0 if min(group) == max(group) else np.std(group) for group in scores])
 
 
 def _sum(values: FloatArray) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -130,7 +131,17 @@ class TrajectoryBuffer:
         if any(gate.too_stale(started, version) for started in self._versions.counts):
             for group in [g for g in self._groups.values() if gate.too_stale(g.oldest_version, version)]:
                 self._on_drop(self._pop(group.group_id))
-        if len(self._groups) < count:
-            return False
-        found, making = self._versions.counts, self._unfinished.counts
+        return len(self._groups) >= count and self.suffices(count, version, self._unfinished.counts)
+
+    def suffices(self, count: int, version: int, making: Mapping[int, int]) -> bool:
+        """Whether ``count`` groups can be taken of all that are not among ``making``, which are yet to be waited for.
+
+        Args:
+            count: groups of a batch; there are as many.
+            version: that it is trained from.
+            making: unfinished groups by the version under which they were started.
+        """
+        found = Counter(self._versions.counts) + Counter(self._unfinished.counts)
+        found.subtract(making)
+        gate = self._gate
         return enough(found, making, version=version, max_staleness=gate.max_staleness, count=count, spare=gate.spare)

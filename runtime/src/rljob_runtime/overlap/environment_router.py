@@ -184,14 +184,18 @@ class EnvironmentRouter:
 
     async def _exchange(self, host: _Host) -> WorkerLostError:
         """Send and collect; returns how the worker was lost."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._send_forever(host))
-                tasks.create_task(self._collect_forever(host))
-        except* WorkerLostError as failures:
-            lost = _first(failures)
-        assert isinstance(lost, WorkerLostError)  # both tasks end with an error only
-        return lost
+        tasks = [asyncio.ensure_future(part) for part in (self._send_forever(host), self._collect_forever(host))]
+        try:  # not a task group: one that fails at the moment at which it is cancelled forgets the cancellation
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        losses = [error for error in ended if isinstance(error, WorkerLostError)]
+        for error in ended:
+            if isinstance(error, BaseException) and not isinstance(error, WorkerLostError | asyncio.CancelledError):
+                raise error
+        return losses[0]
 
     def _lose(self, host: _Host, error: WorkerLostError) -> Replacement:
         """A worker is gone; its episodes begin again elsewhere, wait, or fail. What replaces it."""

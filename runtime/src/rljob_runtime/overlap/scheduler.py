@@ -200,6 +200,11 @@ class RolloutScheduler:
         """Groups of which everything is generated and that were not taken yet, scored or not."""
         return self._unscored + len(self.buffer)
 
+    def is_generated(self, groups: int, version: int) -> bool:
+        """Whether a batch of ``groups``, to be trained from ``version``, lacks nothing but scores."""
+        generating = Counter(started for group in self._open if (started := self._started.get(group)) is not None)
+        return self.num_generated >= groups and self.buffer.suffices(groups, version, generating)
+
     @property
     def num_samples(self) -> int:
         """Samples of groups that were not taken yet: those that wait or run, and those of whole groups, which have ended."""
