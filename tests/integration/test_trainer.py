@@ -18,10 +18,12 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from transformers import (
     AutoModelForCausalLM,
+    FalconH1Config,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     MistralConfig,
+    OPTConfig,
     PretrainedConfig,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -47,6 +49,14 @@ from rljob_runtime.weightsync.packing import plan_buckets, unpack
 from tests.support.ports import free_port
 from tests.support.rounding import LOGPROBS, assert_gradients_equal
 from tests.support.trainers import VOCAB, StartPolicy, one_at_a_time, policy, save_model, tiny_qwen2
+
+TINY: dict[str, Any] = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 64,
+}
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
@@ -100,7 +110,6 @@ def full_weights(worker: PolicyWorker) -> dict[str, torch.Tensor]:
     return {name: p.full_tensor().detach().clone() for name, p in worker.model.named_parameters()}  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
 def make_group_batch(seed: int = 0, reference: bool = False) -> TrainBatch:
     """Three prompts with four responses each, out of order; two responses begin alike and two are equal."""
     rng = np.random.default_rng(seed)
@@ -210,6 +219,27 @@ def test_gradients_do_not_depend_on_the_layout(start: StartPolicy) -> None:
         assert_layout(worker, batch, packed=True)
         shared = gradients(worker, batch, packed=True)
         assert_gradients_equal(shared, plain)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        OPTConfig(**TINY, ffn_dim=40, word_embed_proj_dim=24, dropout=0.5),
+        FalconH1Config(
+            **TINY, num_key_value_heads=2, head_dim=8, mamba_d_ssm=16, mamba_n_heads=4, mamba_d_head=4, mamba_n_groups=1,
+            mamba_d_state=8, mamba_chunk_size=8, lm_head_multiplier=0.05, initializer_range=0.3,
+        ),
+    ],
+    ids=["layers that call dropout themselves", "a multiplier of logits"],
+)  # fmt: skip
+def test_logprobs_are_transformers_with_activation_checkpointing(config: PretrainedConfig, tmp_path: Path) -> None:
+    folder, batch = save_model(tmp_path / "model", config, seed=3), make_batch()
+    expected = reference_logprobs(folder, batch, 1.0)
+    with one_at_a_time(partial(policy, folder)) as start:
+        worker = start(activation_checkpointing=True)
+        np.testing.assert_allclose(worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0), expected, **LOGPROBS)
+        found = gradients(worker, batch)
+        assert_gradients_equal(found, gradients(start(), batch))
 
 
 def test_metrics_do_not_depend_on_the_layout(start: StartPolicy) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-MULTIPLIERS = {"cohere": "logit_scale", "cohere2": "logit_scale", "hyperclovax": "logits_scaling"}
+MULTIPLIERS = {"cohere": "logit_scale", "cohere2": "logit_scale", "falcon_h1": "lm_head_multiplier", "hyperclovax": "logits_scaling"}
 """``model_type`` -> config key of the number that logits are multiplied by."""
 DIVISORS = {"granite": "logits_scaling", "minicpm3": "logits_scaling"}
 """``model_type`` -> config key of the number that logits are divided by."""
 CAPPED = ("gemma2", "gemma3_text", "vaultgemma")
 """``model_type`` of models whose logits become ``c * tanh(logits / c)`` with ``c = final_logit_softcapping`` (arXiv 2408.00118)."""
 CAP = "final_logit_softcapping"
-CHANGES = (CAP, "logits_scaling", "logit_scale")
+CHANGES = (CAP, "logits_scaling", "logit_scale", "lm_head_multiplier", "logits_soft_cap")
 """Config keys that change logits, in whatever type of model."""
 ATTENTION_CAP = "attn_logit_softcapping"
 """Config key of a cap on what attention's softmax gets, which torch's ``sdpa`` cannot compute and transformers leaves out there."""

@@ -292,6 +292,26 @@ def test_router_biases_are_moved_in_models_that_have_them() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("rope", "limit"),
+    [
+        ({"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 2047, "max_position_embeddings": 9000}, 2047),
+        ({"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 2047}}, 2047),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 2047}, 2047),
+        ({"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 2048}}, None),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 2048}, None),
+    ],
+)
+def test_rotations_that_one_long_sequence_changes_for_all_are_refused(rope: dict[str, Any], limit: int | None) -> None:
+    asked: dict[str, Any] = {"rollout": {"promptsPerStep": 4, "samplesPerPrompt": 2, "maxPromptTokens": 512, "maxResponseTokens": 1536}}
+    found = problems({**DENSE, **rope}, **asked)
+    assert len(found) == (limit is not None)
+    for problem in found:
+        assert problem.startswith("spec.rollout.maxResponseTokens: 1536: makes sequences of 2048 tokens with maxPromptTokens 512")
+        assert f"position_embeddings {limit}: one longer sequence would change the log-probs of all others of its micro-batch" in problem
+        assert problem.endswith(f"lower them to {limit} together, or use another model")
+
+
 def test_sequences_are_no_longer_than_the_models_positions() -> None:
     asked: dict[str, Any] = {"rollout": {"promptsPerStep": 4, "samplesPerPrompt": 2, "maxPromptTokens": 512, "maxResponseTokens": 1536}}
     assert problems({**DENSE, "max_position_embeddings": 2048}, **asked) == []

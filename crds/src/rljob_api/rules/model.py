@@ -88,6 +88,7 @@ def model_problems(spec: RLJobSpec, config_of: ConfigReader) -> list[FieldError]
             problems += _component_parallel(spec, index, own)
         if own is not None and component.model is not None and TRAITS[component.role].divides_layers:  # the trainer's code computes it
             problems += _logit_problems(spec, f"spec.components[{index}].model.path", component.model.path, _decoder(own))
+            problems += _rope_problems(spec, _decoder(own), f"the config.json of spec.components[{index}].model")
     return problems
 
 
@@ -353,6 +354,29 @@ def _length(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldE
         )
 
 
+def _rotations(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+    """What is computed by the trainer's code has the rotations of engines, whatever else is in a micro-batch."""
+    if any(TRAITS[component.role].divides_layers and component.model is None for component in spec.components):
+        yield from _rope_problems(spec, decoder, "the model's config.json")
+
+
+def _rope_problems(spec: RLJobSpec, decoder: Config, whose: str) -> Iterator[FieldError]:
+    """Transformers chooses these rotations by the longest sequence of a forward pass (``dynamic_rope_update``), vLLM once for all."""
+    rope = _growing_rope(decoder)
+    given = next((found for key in ("rope_parameters", "rope_scaling") if isinstance(found := decoder.get(key), Mapping)), {})
+    key = "original_max_position_embeddings" if rope == "longrope" else "max_position_embeddings"
+    limit = _count(given, key) or _count(decoder, key)
+    longest = spec.rollout.max_prompt_tokens + spec.rollout.max_response_tokens
+    if rope is not None and limit is not None and longest > limit:
+        yield _error(
+            "spec.rollout.maxResponseTokens",
+            spec.rollout.max_response_tokens,
+            f"makes sequences of {longest} tokens with maxPromptTokens {spec.rollout.max_prompt_tokens}, and {whose} has rope_type {rope} "
+            f"with {key} {limit}: one longer sequence would change the log-probs of all others of its micro-batch",
+            f"lower them to {limit} together, or use another model",
+        )
+
+
 def _count(config: Config, key: str) -> int | None:
     value = config.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
@@ -378,6 +402,7 @@ RULES: tuple[Callable[[RLJobSpec, Config, Config], Iterable[FieldError]], ...] =
     _quantized,
     _logits,
     _length,
+    _rotations,
     _parallel,
 )
 """Each independent of the others; gets the whole config and that of its text decoder."""

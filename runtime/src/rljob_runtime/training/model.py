@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -95,8 +95,28 @@ def load_model(config: PolicyConfig, folder: Path) -> PreTrainedModel:
     if config.activation_checkpointing and config.trainable:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         for layer in decoder_layers(model):
-            layer.training = True  # the layer checkpoints only in training mode; its children stay in eval mode, without dropout
+            _checkpoint_without_dropout(layer)
     return model
+
+
+def _checkpoint_without_dropout(layer: nn.Module) -> None:
+    """A layer of transformers checkpoints in training mode only; what it checkpoints computes in eval mode, as its children do."""
+    layer.training = True
+    checkpoint: Callable[..., Any] | None = getattr(layer, "_gradient_checkpointing_func", None)
+    if checkpoint is None:  # of a model's own code
+        return
+
+    def checkpoint_in_eval_mode(function: Callable[..., Any], *args: Any) -> Any:
+        def compute(*given: Any) -> Any:
+            layer.training = False  # some layers call dropout themselves
+            try:
+                return function(*given)
+            finally:
+                layer.training = True
+
+        return checkpoint(compute, *args)
+
+    layer._gradient_checkpointing_func = checkpoint_in_eval_mode  # type: ignore[assignment]
 
 
 def _made(config: PolicyConfig, folder: Path, dtype: torch.dtype) -> PreTrainedModel:
