@@ -13,6 +13,8 @@ import torch.multiprocessing as mp
 
 LOOK_S = 0.5
 END_S = 10.0
+PRELOADED = ["bench.gpu_check.peers"]
+"""What the fork server imports: torch."""
 
 
 class Stage(str):
@@ -24,7 +26,7 @@ class Stage(str):
 def context() -> Any:
     """A fork server that has imported torch, and has not touched a GPU."""
     made = mp.get_context("forkserver")
-    made.set_forkserver_preload(["bench.gpu_check.peers"])
+    made.set_forkserver_preload(PRELOADED)
     return made
 
 

@@ -163,6 +163,16 @@ class Scene:
         self.children.append(child(attempt, deployment_status, **fields))
         return self
 
+    def gone_soon(self) -> Scene:
+        """RayJobs are being deleted; KubeRay's finalizer keeps them."""
+        self.children = [replace(each, deleting=True) for each in self.children]
+        return self
+
+    def gone(self) -> Scene:
+        """No RayJob is left."""
+        self.children = []
+        return self
+
     def running(self, attempt: int = 1) -> Scene:
         """Add a RayJob whose driver is running, with all its pods."""
         self.child(attempt, "Running", job_status="RUNNING", job_started=at(30))

@@ -64,10 +64,14 @@ def changed(current: Mapping[str, Any], desired: Mapping[str, Any]) -> bool:
 def _conditions(situation: Situation, decision: Decision) -> list[dict[str, Any]]:
     conditions = situation.job.status.get("conditions")
     before = {str(c.get("type")): c for c in conditions if isinstance(c, Mapping)} if isinstance(conditions, list | tuple) else {}
-    rendered = []
+    rendered: list[dict[str, Any]] = []
+    reasons = {str(reason) for reason in Reason}
     for type_ in ConditionType:
         value = decision.conditions[type_]
         old = before.get(type_, {})
+        if situation.is_finished and old and str(old.get("reason")) not in reasons:  # of a newer operator
+            rendered.append({**old, "observedGeneration": situation.job.generation})
+            continue
         since = times.parse(old.get("lastTransitionTime")) if old.get("status") == value.status else None
         rendered.append(
             {

@@ -21,15 +21,15 @@ READ_AT_IMPORT = (
     "XDG_",
 )  # fmt: skip
 """Beginnings of names of variables that Python, torch, transformers, vLLM or what they import may read when it is imported."""
-READ_LATER = {"VLLM_API_KEY", "VLLM_SERVER_DEV_MODE", "SGLANG_CPU_OMP_THREADS_BIND"}
-"""Of these, what is read when a server starts to serve."""
+READ_LATER = {"PYTHONBREAKPOINT", "VLLM_API_KEY", "VLLM_SERVER_DEV_MODE", "SGLANG_CPU_OMP_THREADS_BIND"}
+"""Of these, what is read when a server starts to serve, or at a breakpoint."""
 OWN = {"OPENBLAS_NUM_THREADS": "1"}
 """Of preloaded processes: numpy's threads would be started by its import, and no fork has them."""
 IMPORT_PATH = "PYTHONPATH"
 """Is set up by each fork for itself."""
 FROM_REQUEST = 2
 """Which worker of a kind and environment is the first one that is forked: what comes once is not worth a process."""
-MAX_PRELOADED = 10
+MAX_PRELOADED = 24
 """Half a gigabyte each at most, but one for those of servers."""
 
 Key = tuple[str, tuple[str, ...], tuple[tuple[str, str], ...]]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.gpu_check import checks, flops
+from bench.gpu_check import checks, children, flops
 from bench.gpu_check.__main__ import main, parse
 from bench.gpu_check.checks import CHECKS, Check
 from bench.gpu_check.children import Stage, messages
@@ -165,8 +165,14 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
+@pytest.fixture
+def forked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's server of a check starts without imports."""
+    monkeypatch.setattr(children, "PRELOADED", [*children.PRELOADED, "tests.support.forked_workers.in_fork_server"])
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.usefixtures("no_gpu", "forked_servers")
 def test_every_line_at_cpu_size(tmp_path: Path, capsys):
     names = [check.name for check in CHECKS if not check.name.startswith(("engine", "sglang"))]
     files = ("--json", str(tmp_path / "out.json"), "--markdown", str(tmp_path / "out.md"), "--folder", str(tmp_path))
@@ -192,7 +198,7 @@ def test_torch_alone_is_enough_for_what_needs_no_more():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.usefixtures("no_gpu", "forked_servers")
 @pytest.mark.parametrize(("check", "engine"), [("engine", "vLLM"), ("sglang", "SGLang")])
 def test_an_engine_sleeps_and_wakes_at_cpu_size(check: str, engine: str, tmp_path: Path):
     assert main(["--only", check, "--json", str(tmp_path / "out.json")]) == 0
@@ -203,7 +209,7 @@ def test_an_engine_sleeps_and_wakes_at_cpu_size(check: str, engine: str, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.usefixtures("no_gpu", "forked_servers")
 def test_an_engine_samples_what_the_trainer_scores(tmp_path: Path):
     variants = [check.name for check in CHECKS if check.name.startswith("engine-")]
     assert main([*(word for name in variants for word in ("--only", name)), "--json", str(tmp_path / "out.json")]) == 0

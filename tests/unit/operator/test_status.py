@@ -163,3 +163,14 @@ def test_disruptions_are_counted_and_other_failures_are_not() -> None:
     lost = second.child(2, "Failed", job_status="FAILED", message=failed_log(Reason.WORKER_LOST)).written(80)
     assert (lost.job.status["disruptions"], lost.job.status["lastFailure"]["attempt"]) == (1, 2)
     assert condition(lost.job.status, "Running")["reason"] == "Restarting", "one restart is left"
+
+
+def test_a_job_that_ended_for_a_reason_of_a_newer_operator_stays_as_it_is() -> None:
+    """After a rollback."""
+    ended = scene().restarts(2).child(1, "Failed").failed(1, Reason.SPEC_INVALID).written(200)
+    stored = json.loads(json.dumps(ended.job.status).replace('"SpecInvalid"', '"TokenizerInvalid"'))
+    assert "completionTime" in stored
+    later = ended.stored(**stored)
+    decision = later.decide(5000)
+    assert decision.create_attempt is None
+    assert later.render(5000) == stored

@@ -104,9 +104,9 @@ class Situation:
 
     @property
     def is_held(self) -> bool:
-        """Whether the job must not hold devices now; deadlines are paused."""
-        queued = self.is_queued and self.live_child is not None and self.live_child.suspend
-        return self.options.suspend or queued
+        """Whether the job must not hold devices now; deadlines are paused. A RayJob that is going away waits in no queue."""
+        child = self.live_child
+        return self.options.suspend or (self.is_queued and child is not None and child.suspend and not child.deleting)
 
     @property
     def is_queued(self) -> bool:
@@ -172,17 +172,23 @@ def assess(observed: Observed, now: datetime) -> Situation:
 
 
 def stored_conditions(status: Mapping[str, Any]) -> dict[ConditionType, ConditionValue]:
-    """All conditions as stored; Unknown where one is missing or not understood."""
+    """All conditions as stored; Unknown where one is missing or not understood.
+
+    A job that has ended has ended for whatever reason: one that only a newer operator knows counts as ``DriverFailed``.
+    """
     found = dict.fromkeys(ConditionType, ConditionValue(status=ConditionStatus.UNKNOWN, reason=Reason.PENDING))
-    conditions = status.get("conditions")
+    conditions, known = status.get("conditions"), {str(reason): reason for reason in Reason}
     for item in conditions if isinstance(conditions, list | tuple) else ():
         try:
-            value = ConditionValue(
-                status=ConditionStatus(item["status"]), reason=Reason(item["reason"]), message=str(item.get("message") or "")
-            )
-            found[ConditionType(item["type"])] = value
-        except (KeyError, TypeError, ValueError):
+            type_, state = ConditionType(item["type"]), ConditionStatus(item["status"])
+            reason = known.get(item["reason"])
+            message = str(item.get("message") or "")
+        except (AttributeError, KeyError, TypeError, ValueError):
             continue
+        if reason is None and type_ in (ConditionType.SUCCEEDED, ConditionType.FAILED):
+            reason = Reason.DRIVER_FAILED if state is not ConditionStatus.UNKNOWN else Reason.PENDING
+        if reason is not None:
+            found[type_] = ConditionValue(status=state, reason=reason, message=message)
     return found
 
 

@@ -106,10 +106,9 @@ def deadline(situation: Situation) -> datetime | None:
         return None
     bound = [p.scheduled_at for p in situation.pods if p.scheduled_at is not None and p.scheduled_at - p.created >= MACHINE_WAIT]
     begun = max([child.created, situation.started, *bound])
-    found = problem(situation)
     if _invalid_image(situation) is not None:
         return situation.now
-    if found is not None and found[0] is Reason.UNSCHEDULABLE:
+    if waits_for_machine(situation):
         limit_s = options.scheduling_deadline_s
         return None if limit_s is None else max(child.created, situation.started) + timedelta(seconds=limit_s)
     return begun + timedelta(seconds=options.startup_deadline_s)
@@ -125,7 +124,7 @@ def overdue(situation: Situation) -> Failure | None:
         return Failure(attempt=situation.attempt, reason=Reason.IMAGE_UNAVAILABLE, message=invalid)
     found, options = problem(situation), situation.options
     name, limit_s = "startupDeadlineSeconds", options.startup_deadline_s
-    if found is not None and found[0] is Reason.UNSCHEDULABLE and options.scheduling_deadline_s is not None:
+    if waits_for_machine(situation) and options.scheduling_deadline_s is not None:
         name, limit_s = "schedulingDeadlineSeconds", options.scheduling_deadline_s
     child = situation.live_child
     is_ready = child is not None and (child.is_elsewhere or situation.num_ready >= options.num_nodes)
@@ -162,6 +161,12 @@ def problem(situation: Situation) -> Problem | None:
         return None
     worst = min((reason for reason, _, _ in found), key=_PRIORITY.index)
     return worst, _by_cause([(text, cause) for reason, text, cause in found if reason is worst])
+
+
+def waits_for_machine(situation: Situation) -> bool:
+    """Whether some pod cannot be scheduled, whatever worse problems others have."""
+    waiting = (pod for pod in situation.pods if not pod.ready and not pod.deleting)
+    return any(reason is Reason.UNSCHEDULABLE for pod in waiting for reason, _ in _pod_problem(pod, situation.now))
 
 
 def _by_cause(found: Sequence[tuple[str, str]]) -> str:

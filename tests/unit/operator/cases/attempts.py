@@ -110,6 +110,15 @@ ATTEMPTS = [
         actions={"next_check": at(600)},
     ),
     Case(
+        name="a machine that is missing pauses the deadline, whatever another pod lacks",
+        scene=scene()
+        .child(1, "Initializing")
+        .pod("n0", ready=False, phase="Pending", unschedulable="Insufficient gpu")
+        .pod("n1", ready=False, waiting=("ray", "ErrImagePull", "registry is away")),
+        seconds=99_999,
+        expected=waits("ImageUnavailable"),
+    ),
+    Case(
         name="no machine in time",
         scene=scene()
         .spec(schedulingDeadlineSeconds=600)

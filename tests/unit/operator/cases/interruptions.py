@@ -183,6 +183,26 @@ INTERRUPTIONS = [
         expected=over("StartupDeadlineExceeded"),
         failure=(Reason.STARTUP_DEADLINE_EXCEEDED, "(1800 s)"),
     ),
+    Case(
+        name="resumed while the RayJob, which waited in its queue, is being deleted",
+        scene=scene().queued().spec(suspend=True).child(1, "Suspended", suspend=True).written(70).spec(suspend=False).gone_soon(),
+        expected=waits("Starting", Suspended="False Suspended"),
+        message="starts again once RayJob math-grpo-a1 is gone",
+    ),
+    Case(
+        name="and once it is gone",
+        scene=scene()
+        .queued()
+        .spec(suspend=True)
+        .child(1, "Suspended", suspend=True)
+        .written(70)
+        .spec(suspend=False)
+        .gone_soon()
+        .written(72)
+        .gone(),
+        expected=waits("Starting"),
+        actions={"create_attempt": 1},
+    ),
     Case(name="Kueue holds a new RayJob", scene=scene().queued().child(1, "Initializing", suspend=True), expected=QUEUED),
     Case(
         name="Kueue preempts a running one",
