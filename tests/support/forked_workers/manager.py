@@ -23,14 +23,20 @@ READ_AT_IMPORT = (
 """Beginnings of names of variables that Python, torch, transformers, vLLM or what they import may read when it is imported."""
 READ_LATER = {"PYTHONBREAKPOINT", "VLLM_API_KEY", "VLLM_SERVER_DEV_MODE", "SGLANG_CPU_OMP_THREADS_BIND"}
 """Of these, what is read when a server starts to serve, or at a breakpoint."""
+LEFT_BY_VLLM = {
+    "LD_LIBRARY_PATH", "LD_PRELOAD", "NUMEXPR_MAX_THREADS", "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_COMPILE_THREADS",
+    "TORCHINDUCTOR_CPP_DYNAMIC_THREADS", "TRITON_CACHE_AUTOTUNING", "VLLM_DISABLE_SHARED_EXPERTS_STREAM",
+    "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME", "VLLM_WORKER_MULTIPROC_METHOD",
+}  # fmt: skip
+"""What the import of vLLM leaves in the environment of a test's process: no driver of a user has it, and a fork that imports vLLM sets it."""
 OWN = {"OPENBLAS_NUM_THREADS": "1"}
 """Of preloaded processes: numpy's threads would be started by its import, and no fork has them."""
 IMPORT_PATH = "PYTHONPATH"
 """Is set up by each fork for itself."""
 FROM_REQUEST = 2
 """Which worker of a kind and environment is the first one that is forked: what comes once is not worth a process."""
-MAX_PRELOADED = 24
-"""Half a gigabyte each at most, but one for those of servers."""
+MAX_PRELOADED = 18
+"""Half a gigabyte each at most, but one for those of servers; test lanes ask for some 15, and what is refused starts as users' do."""
 
 Key = tuple[str, tuple[str, ...], tuple[tuple[str, str], ...]]
 """Interpreter, modules, environment."""
@@ -104,7 +110,7 @@ def _read_at_import(request: dict[str, Any]) -> dict[str, str]:
     """Variables of the process that is asked for; another interpreter's import path is that of all of its processes."""
     environment = request["environment"] | request["worker"]["environment"]
     of_forks = {IMPORT_PATH} if request["interpreter"] == sys.executable else set()
-    return {n: v for n, v in environment.items() if n.startswith(READ_AT_IMPORT) and n not in READ_LATER | of_forks}
+    return {n: v for n, v in environment.items() if n.startswith(READ_AT_IMPORT) and n not in READ_LATER | LEFT_BY_VLLM | of_forks}
 
 
 def main() -> None:
