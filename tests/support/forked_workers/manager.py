@@ -28,7 +28,7 @@ LEFT_BY_VLLM = {
     "TORCHINDUCTOR_CPP_DYNAMIC_THREADS", "TRITON_CACHE_AUTOTUNING", "VLLM_DISABLE_SHARED_EXPERTS_STREAM",
     "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME", "VLLM_WORKER_MULTIPROC_METHOD",
 }  # fmt: skip
-"""What the import of vLLM leaves in the environment of a test's process: no driver of a user has it, and a fork that imports vLLM sets it."""
+"""What the import of vLLM leaves in the environment of a test: no driver of a user has it, and a fork that imports vLLM sets it."""
 OWN = {"OPENBLAS_NUM_THREADS": "1"}
 """Of preloaded processes: numpy's threads would be started by its import, and no fork has them."""
 IMPORT_PATH = "PYTHONPATH"

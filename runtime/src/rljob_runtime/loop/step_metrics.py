@@ -27,7 +27,7 @@ def group_metrics(groups: Sequence[Group], *, trainer_version: int) -> dict[str,
     samples = [t for g in groups for t in g.trajectories]
     scores = np.array([t.reward.score for t in samples], dtype=np.float64)
     lengths = np.array([t.num_sampled for t in samples])
-    deviations = _deviations([[t.reward.score or 0.0 for t in g.trajectories] for g in groups])
+    deviations = score_deviations([[t.reward.score or 0.0 for t in g.trajectories] for g in groups])
     spans = [span for t in samples for segment in t.segments for span in segment.version_spans]
     lags = trainer_version - np.array([s.version for s in spans], dtype=np.int64)
     weights = np.array([s.end - s.start for s in spans], dtype=np.int64)
@@ -131,7 +131,7 @@ def _history_metrics(counters: RolloutCounters) -> dict[str, float]:
     return {"rollout/history_tokens_kept": float(kept), "rollout/history_tokens_moved": float(moved)} if kept or moved else {}
 
 
-def _deviations(scores: Sequence[Sequence[float]]) -> npt.NDArray[np.float64]:
+def score_deviations(scores: Sequence[Sequence[float]]) -> npt.NDArray[np.float64]:
     """Standard deviation of each group, shape (groups,); 0 where all scores are equal, however their mean is rounded."""
     if len({len(group) for group in scores}) == 1:
         together = np.array(scores, dtype=np.float64)
