@@ -210,7 +210,7 @@ def import_all() -> None:
     """What jobs and the operator import loads on this machine, and is compiled."""
     step(
         "importing what every job uses (the first time it is compiled)",
-        [str(PYTHON), "-c", f"import {', '.join(USED_BY_ALL)}"],
+        [str(PYTHON), "-W", "ignore::SyntaxWarning", "-c", f"import {', '.join(USED_BY_ALL)}"],
         "the last line above names what does not load: a library of the system, or a package that is broken (make distclean setup).",
     )
 

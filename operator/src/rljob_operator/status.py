@@ -18,7 +18,7 @@ from rljob_operator import times
 from rljob_operator.model import Decision, Observed
 from rljob_operator.policies import failure
 from rljob_operator.policies.admission import is_managed
-from rljob_operator.policies.situation import Situation, assess, is_live
+from rljob_operator.policies.situation import Situation, assess, is_live, known_reason
 
 MAX_STATUS_BYTES = 9400
 """Maximum size of the rendered part; the driver's progress comes on top."""
@@ -65,11 +65,10 @@ def _conditions(situation: Situation, decision: Decision) -> list[dict[str, Any]
     conditions = situation.job.status.get("conditions")
     before = {str(c.get("type")): c for c in conditions if isinstance(c, Mapping)} if isinstance(conditions, list | tuple) else {}
     rendered: list[dict[str, Any]] = []
-    reasons = {str(reason) for reason in Reason}
     for type_ in ConditionType:
         value = decision.conditions[type_]
         old = before.get(type_, {})
-        if situation.is_finished and old and str(old.get("reason")) not in reasons:  # of a newer operator
+        if situation.is_finished and old and known_reason(old.get("reason")) is None:
             rendered.append({**old, "observedGeneration": situation.job.generation})
             continue
         since = times.parse(old.get("lastTransitionTime")) if old.get("status") == value.status else None

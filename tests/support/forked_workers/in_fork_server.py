@@ -1,6 +1,8 @@
 """Preloaded by a fork server of multiprocessing: servers of vLLM and SGLang that its processes start are forks, all of their processes."""
 
+import contextlib
+
 from tests.support import forked_workers
 
-_servers = forked_workers.servers()
-_servers.__enter__()
+_lasting = contextlib.ExitStack()
+_lasting.enter_context(forked_workers.servers())

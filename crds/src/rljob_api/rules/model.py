@@ -270,8 +270,8 @@ def _divided_sequences(spec: RLJobSpec, index: int, config: Config) -> Iterator[
     if partial := _partial_attention(decoder):
         problem = f"config.json has {partial}: only models whose layers all attend to all earlier tokens can divide sequences"
         yield _error(path, size, problem, "write 1, or use another model")
-    if rope := _growing_rope(decoder):
-        problem = f"config.json has rope_type {rope}, whose rotations follow the length of a row, of which a device would see its part"
+    if found := _growing_rope(decoder):
+        problem = f"config.json has rope_type {found[0]}, whose rotations follow the length of a row, of which a device would see its part"
         yield _error(path, size, problem, "write 1, or use another model")
     if heads is not None and heads % tensor == 0 and heads % (size * tensor):
         times = "" if tensor == 1 else f"times tensorParallelSize {tensor} "
@@ -302,14 +302,14 @@ def _partial_attention(decoder: Config) -> str | None:
     return f"sliding_window {window}" if window is not None and decoder.get("use_sliding_window") is not False else None
 
 
-def _growing_rope(decoder: Config) -> str | None:
-    """The type of rotary positions that depend on the longest position of a forward pass; None for others."""
+def _growing_rope(decoder: Config) -> tuple[str, Config] | None:
+    """The type of rotary positions that depend on the longest position of a forward pass, and its section; None for others."""
     for key in ("rope_parameters", "rope_scaling"):
         given = decoder.get(key)
         if isinstance(given, Mapping):
             rope = str(given.get("rope_type", given.get("type", "")))
             if "dynamic" in rope or rope == "longrope":
-                return rope
+                return rope, given
     return None
 
 
@@ -362,12 +362,14 @@ def _rotations(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[Fie
 
 def _rope_problems(spec: RLJobSpec, decoder: Config, whose: str) -> Iterator[FieldError]:
     """Transformers chooses these rotations by the longest sequence of a forward pass (``dynamic_rope_update``), vLLM once for all."""
-    rope = _growing_rope(decoder)
-    given = next((found for key in ("rope_parameters", "rope_scaling") if isinstance(found := decoder.get(key), Mapping)), {})
+    found = _growing_rope(decoder)
+    if found is None:
+        return
+    rope, given = found
     key = "original_max_position_embeddings" if rope == "longrope" else "max_position_embeddings"
     limit = _count(given, key) or _count(decoder, key)
     longest = spec.rollout.max_prompt_tokens + spec.rollout.max_response_tokens
-    if rope is not None and limit is not None and longest > limit:
+    if limit is not None and longest > limit:
         yield _error(
             "spec.rollout.maxResponseTokens",
             spec.rollout.max_response_tokens,

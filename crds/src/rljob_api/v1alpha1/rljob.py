@@ -133,7 +133,7 @@ class RLJobSpec(SpecModel):
     scheduling_deadline_seconds: Seconds | None = None
     """Time limit for pods that cannot be scheduled; by default the job waits without a limit."""
     active_deadline_seconds: Seconds | None = None
-    """Time limit of the whole run, over all attempts."""
+    """Time limit of the whole run, over all attempts; of a job in a queue since it was last admitted."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000)] | None = None
     """Delete the job this long after its end; by default it is kept."""
 

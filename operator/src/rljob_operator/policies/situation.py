@@ -26,6 +26,7 @@ MAX_ATTEMPT = 99
 """Attempt numbers have at most two digits; see :mod:`rljob_api.naming`."""
 ENDED = ("Complete", "Failed", "ValidationFailed")
 """Terminal states of a RayJob."""
+_REASONS = {str(reason): reason for reason in Reason}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,19 +178,23 @@ def stored_conditions(status: Mapping[str, Any]) -> dict[ConditionType, Conditio
     A job that has ended has ended for whatever reason: one that only a newer operator knows counts as ``DriverFailed``.
     """
     found = dict.fromkeys(ConditionType, ConditionValue(status=ConditionStatus.UNKNOWN, reason=Reason.PENDING))
-    conditions, known = status.get("conditions"), {str(reason): reason for reason in Reason}
+    conditions = status.get("conditions")
     for item in conditions if isinstance(conditions, list | tuple) else ():
         try:
             type_, state = ConditionType(item["type"]), ConditionStatus(item["status"])
-            reason = known.get(item["reason"])
-            message = str(item.get("message") or "")
-        except (AttributeError, KeyError, TypeError, ValueError):
+            reason, message = known_reason(item["reason"]), str(item.get("message") or "")
+        except (KeyError, TypeError, ValueError):
             continue
         if reason is None and type_ in (ConditionType.SUCCEEDED, ConditionType.FAILED):
             reason = Reason.DRIVER_FAILED if state is not ConditionStatus.UNKNOWN else Reason.PENDING
         if reason is not None:
             found[type_] = ConditionValue(status=state, reason=reason, message=message)
     return found
+
+
+def known_reason(stored: object) -> Reason | None:
+    """A reason of a status; None for one of a newer operator."""
+    return _REASONS.get(str(stored))
 
 
 def _is_ours(job: JobView, child: ChildView) -> bool:
@@ -230,11 +235,10 @@ def _last_failure(status: Mapping[str, Any], now: datetime) -> RecordedFailure |
     attempt, time = _number(raw.get("attempt")), times.parse(raw.get("time"))
     if not attempt or time is None:
         return None
-    known = {str(reason): reason for reason in Reason}
     pod_name, exit_code = raw.get("podName"), raw.get("exitCode")
     failure = Failure(
         attempt=attempt,
-        reason=known.get(str(raw.get("reason")), Reason.DRIVER_FAILED),
+        reason=known_reason(raw.get("reason")) or Reason.DRIVER_FAILED,
         message=str(raw.get("message") or ""),
         pod_name=pod_name if isinstance(pod_name, str) else None,
         exit_code=exit_code if isinstance(exit_code, int) else None,

@@ -30,6 +30,7 @@ from rljob_runtime.environments.messages import EpisodeAction, EpisodeEnd, Episo
 from rljob_runtime.errors import DeadlineError, RuntimeFault, WorkerLostError, WorkerStuckError
 from rljob_runtime.overlap.fleet_engine import CALL_TIMEOUT_S, COLLECT_WAIT_S, now_s
 from rljob_runtime.overlap.occupancy import BusySpans
+from rljob_runtime.overlap.until_lost import until_lost
 
 REPLY_SPARE_S = 120.0
 """Beyond the limit of time of an episode until its worker is stuck."""
@@ -184,18 +185,7 @@ class EnvironmentRouter:
 
     async def _exchange(self, host: _Host) -> WorkerLostError:
         """Send and collect; returns how the worker was lost."""
-        tasks = [asyncio.ensure_future(part) for part in (self._send_forever(host), self._collect_forever(host))]
-        try:  # not a task group: one that fails at the moment at which it is cancelled forgets the cancellation
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
-        losses = [error for error in ended if isinstance(error, WorkerLostError)]
-        for error in ended:
-            if isinstance(error, BaseException) and not isinstance(error, WorkerLostError | asyncio.CancelledError):
-                raise error
-        return losses[0]
+        return await until_lost(self._send_forever(host), self._collect_forever(host))
 
     def _lose(self, host: _Host, error: WorkerLostError) -> Replacement:
         """A worker is gone; its episodes begin again elsewhere, wait, or fail. What replaces it."""

@@ -25,6 +25,7 @@ from rljob_runtime.errors import DeadlineError, EngineLostError, RuntimeFault, W
 from rljob_runtime.overlap.occupancy import BusySpans, Occupancy
 from rljob_runtime.overlap.portions import Portions
 from rljob_runtime.overlap.samples import PrefixCache, Sample
+from rljob_runtime.overlap.until_lost import until_lost
 from rljob_runtime.packed import CompletionBatch, RequestBatch, unpack
 from rljob_runtime.records import Completion, GenerationRequest
 
@@ -150,19 +151,7 @@ class FleetEngine:
 
         Responses that are on their way at that moment are dropped: the driver has not seen them, so that they are sampled again.
         """
-        parts = (self._send_forever(), self._collect_forever(receive, stall_timeout_s), self._until_marked())
-        tasks = [asyncio.ensure_future(part) for part in parts]
-        try:  # not a task group: one that fails at the moment at which it is cancelled forgets the cancellation
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
-        losses = [error for error in ended if isinstance(error, WorkerLostError)]
-        for error in ended:
-            if isinstance(error, BaseException) and not isinstance(error, WorkerLostError | asyncio.CancelledError):
-                raise error
-        return losses[0]
+        return await until_lost(self._send_forever(), self._collect_forever(receive, stall_timeout_s), self._until_marked())
 
     async def salvage(self) -> list[Completion]:
         """What it still has: whole responses, and unfinished ones as ``abort``. Nothing where its process is gone or does not answer."""

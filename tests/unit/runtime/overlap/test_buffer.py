@@ -8,7 +8,7 @@ from tests.support.rollouts import make_gate
 
 
 def test_groups_without_scores_suffice_unless_an_older_one_is_still_generated() -> None:
-    """Judges that share an engine's devices get them when a batch lacks nothing but scores, and not for each group that ends early."""
+    """What scores on an engine's devices gets them when a batch lacks nothing but scores, and not for each group that ends early."""
     gate = make_gate(4, 1, 3)
     unfinished = GroupVersions()
     for group in range(4):

@@ -75,6 +75,8 @@ def _evaluation(source: Source, devices_per_node: int | None) -> Section:
     generation = rollout(source, trains=False)
     _engines(source, placed, model, _longest(generation))
     samples = generation.get("samplesPerPrompt", 1)
+    if source.has("data", "val_rollout_batch_size"):
+        source.drop(("data", "val_rollout_batch_size"), "the whole set is validated, as many at a time as engines have room for")
     return {
         "nodeGroups": placed.node_groups,
         "components": components,

@@ -88,8 +88,8 @@ def _lengths(source: Source, *, is_agentic: bool) -> tuple[int, int]:
     turn_at = ("actor_infer", "generating_args", "max_new_tokens")
     turn = source.integer(*turn_at, low=1, high=10_000_000)
     bound = "sequence_length"
-    if is_agentic and total is None and None not in (response, turn):
-        bound, total = "response_length", (prompt or 1024) + (response or 0)  # as ROLL sets it
+    if is_agentic and total is None and response is not None and turn is not None:
+        bound, total = "response_length", (prompt or 1024) + response  # as ROLL sets it
     if is_agentic and total is not None:
         if turn is not None:
             turn = _turn_tokens(source, turn)
@@ -246,14 +246,13 @@ def min_learning_rate(source: Source, role: str, rate: float, schedule: str) -> 
 
 def epsilon(source: Source, role: str) -> float | None:
     """Adam's."""
-    place, found = _optimizer_number(source, role, "adam_epsilon")
-    if found is None or found <= 0:
-        return None
-    _note_unread(source, place)
+    place, found = _optimizer_number(source, role, "adam_epsilon", above=0.0)
+    if found is not None:
+        _note_unread(source, place)
     return found
 
 
-def _optimizer_number(source: Source, role: str, *key: str) -> tuple[tuple[str, ...], float | None]:
+def _optimizer_number(source: Source, role: str, *key: str, above: float | None = None) -> tuple[tuple[str, ...], float | None]:
     """Where the file has a setting of the optimizer, and the setting.
 
     ROLL's Megatron strategy reads it in ``strategy_config``. Of ``training_args`` its loader drops it: a file that has it there is of an
@@ -263,8 +262,8 @@ def _optimizer_number(source: Source, role: str, *key: str) -> tuple[tuple[str, 
     if _is_megatron(source, role) and source.has(*read):
         if source.has(*unread):
             source.drop(unread, "strategy_config counts")
-        return read, source.number(*read)
-    return unread, source.number(*unread)
+        return read, source.number(*read, above=above)
+    return unread, source.number(*unread, above=above)
 
 
 def _note_unread(source: Source, place: tuple[str, ...]) -> None:
