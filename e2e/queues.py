@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from e2e.cluster.kueue import MANAGED
 from e2e.installation import RESTRICTED
 from e2e.jobs import DEVICE, Manifest, lake, unhurried
 from e2e.kubectl import Kubectl
@@ -42,12 +43,18 @@ class Outcome:
     """In the namespace with the queue, with the run folders of both jobs."""
 
 
+def managed_namespace(name: str) -> Manifest:
+    """One whose jobs Kueue manages."""
+    labels = {**RESTRICTED["metadata"]["labels"], **MANAGED}
+    return {**RESTRICTED, "metadata": {**RESTRICTED["metadata"], "name": name, "labels": labels}}
+
+
 def objects() -> list[Manifest]:
     """A namespace, and quota for one job of two devices, where a job of higher priority preempts."""
     quotas = [{"name": name, "nominalQuota": quota} for name, quota in (("cpu", "64"), ("memory", "256Gi"), (DEVICE, "2"))]
     group = {"coveredResources": [q["name"] for q in quotas], "flavors": [{"name": "default", "resources": quotas}]}
     return [
-        {**RESTRICTED, "metadata": {**RESTRICTED["metadata"], "name": NAMESPACE}},
+        managed_namespace(NAMESPACE),
         {"apiVersion": QUEUES, "kind": "ResourceFlavor", "metadata": {"name": "default"}},
         {
             "apiVersion": QUEUES,

@@ -24,6 +24,8 @@ from e2e.cluster.versions import KUEUE_CRDS, KUEUE_WEBHOOKS
 
 PORTS = ("kueue-health", "kueue-webhook")
 NAMESPACE = "kueue-system"
+MANAGED = {"e2e.rljob.dev/kueue": "managed"}
+"""Label of the namespaces whose jobs Kueue manages."""
 
 FIXED_FILES = (Path("/etc/kueue/metrics/certs/tls.crt"), Path("/etc/kueue/metrics/certs/tls.key"))
 """Of a certificate that the manager reads even where it serves no metrics; nothing configures this place."""
@@ -90,7 +92,10 @@ class _Client:
 
 
 def _configuration(folder: StateFolder) -> dict[str, object]:
-    """The manager's configuration: the release's defaults, on loopback ports, for Ray only."""
+    """The manager's configuration: the release's defaults, on loopback ports, for Ray only, in namespaces with :data:`MANAGED`.
+
+    There it manages jobs without a queue as well, which its defaults leave alone.
+    """
     ports, certificates = folder.require().ports, control_plane.pki_of(folder)
     served = folder.folder("kueue-certificates")
     for source, fixed in zip((certificates.certificate(_WEBHOOK), certificates.key(_WEBHOOK)), FIXED_FILES, strict=True):
@@ -107,6 +112,8 @@ def _configuration(folder: StateFolder) -> dict[str, object]:
         "leaderElection": {"leaderElect": False},
         "internalCertManagement": {"enable": False},
         "featureGates": {"VisibilityOnDemand": False},  # an API server of its own, which nothing here asks
+        "manageJobsWithoutQueueName": True,
+        "managedJobsNamespaceSelector": {"matchLabels": MANAGED},
         "integrations": {"frameworks": ["ray.io/rayjob", "ray.io/raycluster"]},
     }
 

@@ -62,6 +62,8 @@ class ChildView:
     """Kueue's queue, from the label that the operator or Kueue's webhook has put there."""
     queue_note: str = ""
     """What Kueue says of it while it holds it; empty: nothing is known."""
+    has_workload: bool = False
+    """Whether it is suspended and Kueue is known to have a Workload of it: with or without a queue, Kueue then owns spec.suspend."""
     is_elsewhere: bool = False
     """Whether spec.managedBy names another controller than KubeRay, as MultiKueue's: the pods are on another cluster."""
     deployment_status: str

@@ -1,7 +1,10 @@
-"""Why Kueue holds a job: what its Workload says, such as which quota is missing or which job preempted it.
+"""Whether Kueue holds a job, and why: what its Workload says, such as which quota is missing or which job preempted it.
 
 A suspended RayJob says nothing of it. Workloads are not watched: they change with every job of a queue. The one of a held job is read every
 two minutes, and more often until it says something.
+
+With ``manageJobsWithoutQueueName`` Kueue also holds RayJobs without a queue. All that tells them from others is that they have a Workload;
+it is looked for each time before the operator would resume such a RayJob, which Kueue would suspend again.
 """
 
 from __future__ import annotations
@@ -9,13 +12,13 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from rljob_operator import views
-from rljob_operator.errors import KubeError
-from rljob_operator.model import ChildView, Key
+from rljob_operator.errors import KubeError, NotFoundError
+from rljob_operator.model import ChildView, JobView
 from rljob_operator.policies.suspend import queue_check
 from rljob_operator.protocol import Kind, KubeClient
 
@@ -29,44 +32,63 @@ QUOTA_RESERVED, EVICTED = "QuotaReserved", "Evicted"
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What was found of a RayJob's Workload."""
+
+    read: datetime
+    is_there: bool = False
+    note: str = ""
+
+
 class QueueNotes:
     """Reads the Workloads of held RayJobs, each at most once per :func:`~.policies.suspend.queue_check`."""
 
     def __init__(self, client: KubeClient) -> None:
         """Nothing is known yet."""
         self._client = client
-        self._known: OrderedDict[str, tuple[datetime, str]] = OrderedDict()
+        self._known: OrderedDict[str, _Known] = OrderedDict()
         """By UID of the RayJob."""
         self._failed: set[type[KubeError]] = set()
 
     async def noted(
-        self, key: Key, children: Iterable[ChildView], uid_of: Callable[[str], str | None], now: datetime
+        self, job: JobView, children: Iterable[ChildView], uid_of: Callable[[str], str | None], now: datetime
     ) -> tuple[ChildView, ...]:
         """The RayJobs of a job, by ``uid_of`` their names, with what Kueue says of those that it holds."""
         found = []
         for child in children:
-            if child.queue and child.suspend and not child.deleting and (uid := uid_of(child.name)) is not None:
-                child = replace(child, queue_note=await self._note(key.namespace, uid, now))
+            is_asked = child.suspend and not child.deleting and (child.queue or job.spec.get("suspend") is not True)
+            if is_asked and (uid := uid_of(child.name)) is not None:
+                known = await self._look(job.key.namespace, uid, now, is_expected=bool(child.queue))
+                child = replace(child, queue_note=known.note, has_workload=known.is_there)
             found.append(child)
         return tuple(found)
 
-    async def _note(self, namespace: str, uid: str, now: datetime) -> str:
+    async def _look(self, namespace: str, uid: str, now: datetime, *, is_expected: bool) -> _Known:
+        """What the Workload says; one that is not there is only waited for if ``is_expected``."""
         known = self._known.get(uid)
-        text = "" if known is None else known[1]
-        if known is not None and now - known[0] < queue_check(text):
-            return text
+        if known is not None and (is_expected or known.is_there) and now - known.read < queue_check(known.note):
+            return known
+        is_there, note = (False, "") if known is None else (known.is_there, known.note)
         try:
             pages = [page async for page in self._client.pages(Kind.WORKLOAD, namespace, f"{JOB_UID_LABEL}={uid}")]
-            text = next((note for page in pages for item in page["items"] if (note := _why(item))), "")
-        except KubeError as error:  # the status says less then, and nothing else depends on it
-            if type(error) not in self._failed:
-                self._failed.add(type(error))
-                logger.warning("Workloads of Kueue cannot be read, so no condition says why jobs are queued: %s", error)
-        self._known[uid] = (now, text)
+            workloads = [item for page in pages for item in page["items"]]
+            is_there, note = bool(workloads), next((text for item in workloads if (text := _why(item))), "")
+        except NotFoundError as error:
+            if is_expected or is_there:  # else there is no Kueue, as in most clusters
+                self._report(error)
+        except KubeError as error:  # the status says less then
+            self._report(error)
+        known = self._known[uid] = _Known(read=now, is_there=is_there, note=note)
         self._known.move_to_end(uid)
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
-        return text
+        return known
+
+    def _report(self, error: KubeError) -> None:
+        if type(error) not in self._failed:
+            self._failed.add(type(error))
+            logger.warning("Workloads of Kueue cannot be read, so no condition says why jobs are queued: %s", error)
 
 
 def _why(workload: Mapping[str, Any]) -> str:

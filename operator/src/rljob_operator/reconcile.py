@@ -186,7 +186,7 @@ class Reconciler:
             job=job,
             checked=checked,
             spec_hashes=self._hashes(job, checked),
-            children=await self._queue_notes.noted(key, children, partial(self._cache.uid, Kind.RAYJOB, key), now),
+            children=await self._queue_notes.noted(job, children, partial(self._cache.uid, Kind.RAYJOB, key), now),
             clusters=self._cache.clusters(key),
             pods=await self._warnings.explained(key, self._cache.pods(key), now),
             runtime_image=self._settings.runtime_image,

@@ -112,7 +112,7 @@ class Situation:
     @property
     def is_queued(self) -> bool:
         """Whether Kueue owns the RayJob's spec.suspend: of spec.queue, or of a namespace whose jobs all go through Kueue."""
-        return self.options.is_queued or (self.child is not None and self.child.queue != "")
+        return self.options.is_queued or (self.child is not None and (self.child.queue != "" or self.child.has_workload))
 
     @property
     def is_parked(self) -> bool:

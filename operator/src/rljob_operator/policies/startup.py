@@ -99,7 +99,8 @@ def deadline(situation: Situation) -> datetime | None:
 
     KubeRay 1.6 reports Running as soon as all nodes are ready, and then tries to submit without a limit of its own: until it has, the
     RayJob has no jobStatus (``rayjob_controller.go``). The clock runs from the last of: the RayJob's creation, the resumption of a
-    suspended one, and the binding of its last pod that had to wait for a machine.
+    suspended one, and the binding of its last pod that had to wait for a machine. It does not end before a pod that was just created, in
+    place of one that waited perhaps, has been looked at by a scheduler.
     """
     child, options = situation.live_child, situation.options
     if child is None or situation.is_held or (child.deployment_status == "Running" and child.job_status):
@@ -111,7 +112,8 @@ def deadline(situation: Situation) -> datetime | None:
     if waits_for_machine(situation):
         limit_s = options.scheduling_deadline_s
         return None if limit_s is None else max(child.created, situation.started) + timedelta(seconds=limit_s)
-    return begun + timedelta(seconds=options.startup_deadline_s)
+    looked_at = [pod.created + MACHINE_WAIT for pod in situation.pods if _awaits_scheduler(pod)]
+    return max([begun + timedelta(seconds=options.startup_deadline_s), *looked_at])
 
 
 def overdue(situation: Situation) -> Failure | None:

@@ -9,6 +9,7 @@ true, any             suspended, or none live                       held; Suspen
 false, any            deleted while it was suspended                made again, for the same attempt
 false, no queue       suspended                                     patch suspend: false (see ``resume``)
 false, queue          suspended                                     held as Queued; only Kueue resumes it
+false, no queue       suspended, and Kueue has a Workload of it     the same, until somebody gives it a queue
 ====================  ============================================  ==============================================
 
 The RayJob is deleted only when the stored condition names the suspension: whatever happens between deletion and next status, like
@@ -20,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from rljob_api.naming import QUEUE_LABEL
 from rljob_api.v1alpha1.conditions import ConditionType
 from rljob_api.vocabulary import Reason
 from rljob_operator.model import ChildView
@@ -66,9 +68,7 @@ def hold(situation: Situation) -> Hold | None:
     if not situation.is_held:
         return None
     reason = Reason.SUSPENDED if situation.options.suspend else Reason.QUEUED
-    queue = (child.queue if child is not None else "") or situation.options.queue
-    note = "" if child is None else child.queue_note
-    why = "spec.suspend is true." if situation.options.suspend else _queued(queue, note)
+    why = "spec.suspend is true." if situation.options.suspend else _queued(situation, child)
     if child is None:
         return Hold(reason=reason, is_released=True, message=why)
     if situation.options.suspend and situation.is_queued:
@@ -92,13 +92,22 @@ def queue_check(note: str) -> timedelta:
 def _note_check(situation: Situation, child: ChildView) -> datetime | None:
     """When to ask again; a Workload that has said nothing for long is not there, or cannot be read."""
     is_expected = child.queue_note or situation.now - child.created < FIRST_NOTE_WAIT
-    return situation.now + queue_check(child.queue_note) if child.queue and is_expected else None
+    return situation.now + queue_check(child.queue_note) if (child.queue or child.has_workload) and is_expected else None
 
 
-def _queued(queue: str, note: str) -> str:
+def _queued(situation: Situation, child: ChildView | None) -> str:
     """Why Kueue holds a job, in its words where they are known."""
+    queue, note = situation.options.queue, ""
+    if child is not None:
+        queue, note = child.queue or queue, child.queue_note.rstrip(".")
+    if child is not None and not queue:
+        said = f": {note}" if note else ""
+        return (
+            f"Kueue manages jobs without a queue here (manageJobsWithoutQueueName) and holds RayJob {child.name}{said}. "
+            f"Create the RLJob again with spec.queue, or run kubectl label rayjob {child.name} {QUEUE_LABEL}=<a LocalQueue>."
+        )
     if note:
-        return f"Queued in {queue}: {note.rstrip('.')}."
+        return f"Queued in {queue}: {note}."
     said = "kubectl describe workloads says what is missing, or that there is no such queue"
     return f"Waiting for quota in queue {queue}, or preempted there: {said}."
 

@@ -101,6 +101,13 @@ ATTEMPTS = [
         actions={"next_check": at(91_800)},
     ),
     Case(
+        name="nor that of a pod which was deleted while it waited, until a scheduler has looked at its replacement",
+        scene=scene().child(1, "Initializing").pod("n0", ready=False, phase="Pending", created=at(5000), scheduled_at=None),
+        seconds=5010,
+        expected=waits("Starting"),
+        actions={"next_check": at(5060)},
+    ),
+    Case(
         name="an unschedulable pod with a deadline",
         scene=scene()
         .spec(schedulingDeadlineSeconds=600)

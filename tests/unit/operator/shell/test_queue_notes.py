@@ -1,6 +1,7 @@
 """What Kueue says of jobs that it holds: when its Workloads are read, and what reaches the status."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,12 +10,13 @@ from rljob_operator.errors import NotFoundError
 from rljob_operator.model import ChildView, Key
 from rljob_operator.protocol import Kind
 from rljob_operator.queue_notes import JOB_UID_LABEL, QueueNotes
-from tests.support.operator_scene import at, child
+from tests.support.operator_scene import at, child, scene
 from tests.unit.operator.shell.fake_kube import FakeKube
 from tests.unit.operator.shell.world import World, rljob
 
 KEY = Key(namespace="team", name="math")
 MISSING = "couldn't assign flavors to pod set train: insufficient unused quota for nvidia.com/gpu in flavor default, 8 more needed"
+NO_QUEUE = "LocalQueue  doesn't exist"
 PREEMPTED = "Preempted to accommodate a workload (UID: 1) due to prioritization in the ClusterQueue"
 
 
@@ -34,8 +36,13 @@ def held(**more: Any) -> ChildView:
 
 
 def note(notes: QueueNotes, seconds: float, view: ChildView, uid: str | None = "a") -> str:
-    (found,) = asyncio.run(notes.noted(KEY, [view], lambda name: uid, at(seconds)))
-    return found.queue_note
+    return noted(notes, seconds, view, uid).queue_note
+
+
+def noted(notes: QueueNotes, seconds: float, view: ChildView, uid: str | None = "a", *, suspend: bool = False) -> ChildView:
+    job = scene().spec(suspend=suspend).job
+    (found,) = asyncio.run(notes.noted(replace(job, key=KEY), [view], lambda name: uid, at(seconds)))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -59,8 +66,52 @@ def test_the_missing_quota_is_said_or_else_the_preemption(conditions: list[dict[
 def test_nothing_is_read_of_jobs_that_kueue_does_not_hold(view: ChildView) -> None:
     kube, reads = FakeKube(), []
     kube.fault = lambda verb, kind, name: reads.append(kind)
-    assert note(QueueNotes(kube), 0, view, uid=None if view == held() else "a") == ""
+    uid = None if view == held() else "a"
+    assert noted(QueueNotes(kube), 0, view, uid, suspend=not view.queue).queue_note == ""
     assert reads == []
+
+
+def test_before_a_job_without_a_queue_is_resumed_a_workload_is_looked_for_each_time() -> None:
+    kube, reads = FakeKube(), []
+    kube.fault = lambda verb, kind, name: reads.append(kind)
+    notes, view = QueueNotes(kube), held(queue="")
+    assert [noted(notes, seconds, view).has_workload for seconds in (0, 1)] == [False, False]
+    workload(kube, condition("QuotaReserved", "False", NO_QUEUE))
+    assert (noted(notes, 2, view).has_workload, noted(notes, 121, view).queue_note) == (True, NO_QUEUE)
+    assert reads == [Kind.WORKLOAD] * 3
+
+
+def test_a_cluster_without_kueue_is_nothing_to_log(caplog: pytest.LogCaptureFixture) -> None:
+    kube = FakeKube()
+    kube.fault = lambda verb, kind, name: NotFoundError("list Workload", 404, "the server could not find the requested resource")
+    assert not noted(QueueNotes(kube), 0, held(queue="")).has_workload
+    assert caplog.records == []
+
+
+def test_operator_and_kueue_do_not_fight_over_a_job_without_a_queue() -> None:
+    """With manageJobsWithoutQueueName Kueue suspends the RayJob, and again whenever somebody resumes it."""
+    world = World()
+    world.kube.add(rljob())
+    kuberay, suspended = world.kuberay.step, []
+
+    def kueue_and_kuberay() -> bool:
+        for name in world.kube.names(Kind.RAYJOB):
+            rayjob = world.kube.one(Kind.RAYJOB, name)
+            if not rayjob["spec"].get("suspend"):
+                world.kube.edit(Kind.RAYJOB, "team", name, {"spec": {"suspend": True}})
+                suspended.append(name)
+                workload(world.kube, condition("QuotaReserved", "False", NO_QUEUE), uid=rayjob["metadata"]["uid"])
+        return kuberay()
+
+    world.kuberay.step = kueue_and_kuberay  # type: ignore[method-assign]
+    asyncio.run(world.settle(hours=0.2))
+    assert suspended == ["math-a1"], "once, when it was created"
+    assert world.condition("Suspended") == ("True", "Queued")
+    message = next(c["message"] for c in world.status()["conditions"] if c["type"] == "Suspended")
+    assert message == (
+        f"Kueue manages jobs without a queue here (manageJobsWithoutQueueName) and holds RayJob math-a1: {NO_QUEUE}. "
+        "Create the RLJob again with spec.queue, or run kubectl label rayjob math-a1 kueue.x-k8s.io/queue-name=<a LocalQueue>."
+    )
 
 
 def test_workloads_are_read_every_two_minutes_and_sooner_until_they_say_something() -> None:
