@@ -532,3 +532,24 @@ def test_free_devices_in_chunks() -> None:
     assert list(group_.runs(START, 3, 2)) == [(0, 2), (8, 10)]
     end = group_.after(START, 1, 10)
     assert (group_.capacity(end, 1), group_.room_on_node(end, 1)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [("NCCL", PlacementMode.DISAGGREGATED), ("SharedMemory", PlacementMode.COLLOCATED), ("IPC", PlacementMode.COLLOCATED)],
+)
+def test_the_way_of_the_weights_limits_the_choice(backend: str, kind: PlacementMode) -> None:
+    """NCCL cannot connect a device with itself, shared memory ends at the node, and IPC needs a trainer rank on every engine's device."""
+    nodes = 2 if backend == "NCCL" else 1
+    document = job([group("a", nodes, 8)], open_roles(), weightSync={"backend": backend}, offload={"residency": "Switching"})
+    spec = chosen(document).spec
+    plan = planner.plan(spec)
+    assert plan.mode is kind
+    assert validation.check(document)
+
+
+def test_a_way_of_the_weights_that_no_placement_has_is_named() -> None:
+    document = job([group("a", 1, 1)], open_roles(), weightSync={"backend": "NCCL"}, offload={"residency": "Switching"})
+    (problem,) = refused(document)
+    assert problem.problem.endswith("engines are on their devices 0 as well")
+    assert "spec.weightSync.backend" in problem.problem

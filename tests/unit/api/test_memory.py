@@ -226,6 +226,19 @@ def shared(**engine: Any) -> RLJobSpec:
     )
 
 
+def test_engines_in_fp8_hold_half_of_the_layers_and_with_an_fp8_cache_twice_the_tokens() -> None:
+    def engine(**arguments: str) -> tuple[dict[str, int], memory.KVCapacity]:
+        found = estimated(shared(kvCacheBytes=2**30, extraArgs=arguments), QWEN25_7B)
+        terms = [t for p in pool_of(found, memory.PoolKind.DEVICE, 1).phases if p.phase is memory.Phase.GENERATE for t in p.terms]
+        return {t.need.name: t.num_bytes for t in terms if t.component == "actor_infer"}, found.capacities[0]
+
+    outside = 2 * 152_064 * 3584 + 3584  # embedding, head and the last norm
+    assert engine()[0]["bfloat16 weights"] == 7_615_616_512 * 2
+    assert engine(quantization="fp8")[0]["fp8 weights"] == 7_615_616_512 + outside
+    assert engine(quantization="fp8")[1].bytes_per_token == engine()[1].bytes_per_token
+    assert engine(kv_cache_dtype="fp8")[1].bytes_per_token * 2 == engine()[1].bytes_per_token
+
+
 def switching() -> RLJobSpec:
     return shared().model_copy(update={"offload": job(offload={"residency": "Switching"}).offload})
 
@@ -367,10 +380,10 @@ def test_when_the_optimizer_is_on_a_shared_device(policy: str, phases: set[str])
 def test_state_that_leaves_a_device_needs_room_on_its_node(policies: dict[str, str], per_parameter: int) -> None:
     """Eight of sixteen trainer processes are on a node; engines copy nothing."""
     node = pool_of(estimated(trainer_offload(**policies), QWEN25_7B), memory.PoolKind.NODE, 1)
-    (sync,) = [p for p in node.phases if p.phase is memory.Phase.WEIGHT_SYNC]
-    kept = sum(t.num_bytes for t in sync.terms if t.need.name.endswith("in host memory"))
+    (train,) = [p for p in node.phases if p.phase is memory.Phase.TRAIN]
+    kept = sum(t.num_bytes for t in train.terms if t.need.name.endswith("in host memory"))
     assert kept == 8 * -(-7_615_616_512 // 16) * per_parameter
-    assert {t.component for t in sync.terms} == {"actor_train", "weight sync"}
+    assert {t.component for t in train.terms} == {"actor_train"}
 
 
 @pytest.mark.parametrize(("more_bytes", "problems"), [(-1, ["spec.offload.hostMemoryBytes"]), (0, [])])

@@ -323,7 +323,9 @@ def test_senders_of_changes_keep_what_they_sent_on_their_devices_or_beside_them(
         more = found["weight buckets"] - terms(device(whole, rank), memory.Phase.WEIGHT_SYNC, "actor_train")["weight buckets"]
         assert more == buckets[rank] * HEAD * 2  # the embedding is the largest bucket
     nodes = [pool for pool in sparse.pools if pool.kind is memory.PoolKind.NODE]
-    assert sum(terms(pool, memory.Phase.WEIGHT_SYNC, "actor_train").get("weights as last sent", 0) for pool in nodes) == on_host
+    of_sync = [phase for pool in nodes for phase in pool.phases if phase.phase is memory.Phase.WEIGHT_SYNC]
+    kept_there = [term.num_bytes for phase in of_sync for term in phase.terms if term.need.name == "weights as last sent"]
+    assert sum(kept_there) == on_host
 
 
 def test_on_cpu_what_was_sent_is_in_the_senders_own_memory() -> None:
@@ -473,3 +475,9 @@ def test_engines_of_a_node_share_an_update(backend: str) -> None:
     assert terms(node, memory.Phase.WEIGHT_SYNC, "weight sync") == {"weights in shared memory": 2 * PARAMETERS}
     phases = {one.phase for one in node.phases if any(term.component == "weight sync" for term in one.terms)}
     assert (memory.Phase.GENERATE in phases) == (backend == "TCP")
+
+
+@pytest.mark.parametrize("backend", ["NCCL", "IPC"])
+def test_an_update_between_devices_takes_no_memory_of_a_node(backend: str) -> None:
+    phases = [phase for pool in estimated(weightSync={"backend": backend}).pools for phase in pool.phases]
+    assert not [term for phase in phases for term in phase.terms if term.component == "weight sync"]

@@ -193,9 +193,37 @@ def test_experts_are_divided_evenly() -> None:
 def test_tensor_parallelism_of_an_engine_divides_the_heads() -> None:
     engine = {"engine": {"tensorParallelSize": 2}}
     assert problems(QWEN25_05B, **four_devices(rollout_component=engine)) == []
-    (problem,) = problems(QWEN25_05B | {"num_attention_heads": 15}, **four_devices(rollout_component=engine))
+    (problem,) = problems(
+        QWEN25_05B | {"num_attention_heads": 15, "num_key_value_heads": 3, "intermediate_size": 4800},
+        **four_devices(rollout_component=engine),
+    )
     said = "spec.components[1].engine.tensorParallelSize: 2: does not divide num_attention_heads 15 of config.json; use 1 or 3"
     assert problem == said
+
+
+@pytest.mark.parametrize(
+    ("size", "config", "said"),
+    [
+        (2, {"num_key_value_heads": 1}, None),  # each of the two devices has that head
+        (
+            2,
+            {"num_key_value_heads": 3, "num_attention_heads": 6, "intermediate_size": 4800},
+            "num_key_value_heads 3, and is no multiple of it, of config.json; use 1 or 3",
+        ),
+        (2, {"num_key_value_heads": 3, "num_attention_heads": 6, "kv_lora_rank": 512}, None),  # all heads share what is cached
+        (2, {"intermediate_size": 4865}, "intermediate_size 4865 of config.json; use 1"),
+        (2, {"intermediate_size": 4865, "num_experts": 4, "model_type": "qwen3_moe"}, None),  # all layers have experts
+        (
+            2,
+            CONFIGS["deepseek_v3"] | {"moe_intermediate_size": 33, "n_shared_experts": 1},
+            "n_shared_experts times moe_intermediate_size 33 of config.json; use 1",
+        ),
+    ],
+)
+def test_engines_also_divide_key_value_heads_and_mlps(size: int, config: dict[str, Any], said: str | None) -> None:
+    document = four_devices(rollout_component={"engine": {"tensorParallelSize": size}})
+    found = [problem for problem in problems(QWEN25_05B | config, **document) if "tensorParallelSize" in problem]
+    assert found == ([] if said is None else [f"spec.components[1].engine.tensorParallelSize: {size}: does not divide {said}"])
 
 
 def test_stages_of_an_engine_have_layers() -> None:

@@ -104,6 +104,9 @@ def test_engines_on_the_trainers_devices_are_strided_to_sit_on_what_feeds_them()
     document["spec"]["training"] = {"tensorParallelSize": 8}
     job = RLJob.model_validate_json(json.dumps(document))
     assert [p.devices for p in planner.plan(job.spec).component("r").processes] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    document["spec"]["nodeGroups"] = [{"name": "a", "nodes": 2, "devicesPerNode": 4}]  # strided engines would span nodes
+    job = RLJob.model_validate_json(json.dumps(document))
+    assert [p.devices for p in planner.plan(job.spec).component("r").processes] == [(0, 1), (2, 3), (4, 5), (6, 7)]
 
 
 @pytest.mark.parametrize(

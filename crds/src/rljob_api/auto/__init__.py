@@ -5,7 +5,8 @@
     spec ─> request.read (open roles, free devices) ─> candidates ─> cost of each ─> the best that fits ─> explicit placements
 
 Pure and deterministic: :mod:`rljob_api.planner` begins with :func:`resolve`, so that the CLI, the operator and the driver
-make the same choice. Only the best candidates are planned, and only where the spec says how much memory there is.
+make the same choice. Only the best candidates are planned, and only where the spec says how much memory there is, or names a backend for
+the weight sync that works in some placements only.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from rljob_api.auto.candidates import Candidate, Candidates, Kind
 from rljob_api.auto.cost import Basis, Cost, CostModel, Use
 from rljob_api.auto.request import Request, is_auto, read
 from rljob_api.errors import FieldError, counted
+from rljob_api.planning import sync_places
 from rljob_api.planning.explicit import plan_or_errors as explicit_plan
 from rljob_api.planning.plan import Plan
 from rljob_api.roles import ROLE_OF_PHASE, AutoPhase
@@ -154,7 +156,7 @@ class _Selection:
         yield from self._doubtful
 
     def _fits(self, candidate: Candidate) -> bool:
-        if candidate.beside is None and not self._memory_known:
+        if candidate.beside is None and not self._memory_known and not sync_places.depends_on_places(self._request.spec):
             return True  # by construction its devices exist
         if self._num_planned == MAX_PLANNED or self._planned_size > MAX_PLANNED_SIZE:
             return False
@@ -162,7 +164,7 @@ class _Selection:
         self._planned_size += self._size + candidate.num_devices
         spec = explicit(self._request, candidate)
         plan = explicit_plan(spec)
-        problems = memory.problems_of(spec, plan) if isinstance(plan, Plan) else plan
+        problems = self._problems(spec, plan) if isinstance(plan, Plan) else plan
         if problems:
             self.rejected.append(Rejected(candidate=candidate, reason=f"{problems[0].path}: {problems[0].problem}"))
         doubt = self._doubt(candidate, spec, plan) if isinstance(plan, Plan) and not problems else None
@@ -171,6 +173,9 @@ class _Selection:
             self.doubts[candidate.position] = doubt
             self.rejected.append(Rejected(candidate=candidate, reason=doubt))
         return not problems and doubt is None
+
+    def _problems(self, spec: RLJobSpec, plan: Plan) -> list[FieldError]:
+        return [*memory.problems_of(spec, plan), *sync_places.problems(spec, plan)]
 
     def _doubt(self, candidate: Candidate, spec: RLJobSpec, plan: Plan) -> str | None:
         """What a usual model of so many parameters would lack where components stay on the same devices.

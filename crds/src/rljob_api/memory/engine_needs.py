@@ -69,6 +69,19 @@ class EngineNeeds:
         return DTYPE_BYTES[self._dtype]
 
     @property
+    def _layer_number(self) -> int:
+        """Bytes of a weight of a layer. Both engines quantize to fp8 while they load (``quantization: fp8`` of ``extraArgs``)."""
+        return self._bytes_with("quantization")
+
+    @property
+    def _cached_number(self) -> int:
+        """Bytes of a cached key or value (``kv_cache_dtype``)."""
+        return self._bytes_with("kv_cache_dtype")
+
+    def _bytes_with(self, argument: str) -> int:
+        return 1 if str(self.engine.extra_args.get(argument)).startswith("fp8") else self._number
+
+    @property
     def full_tokens(self) -> int:
         """Tokens of the longest request."""
         return self.spec.rollout.max_prompt_tokens + self.spec.rollout.max_response_tokens
@@ -96,20 +109,27 @@ class EngineNeeds:
         return Need(kind=Kind.PROCESS, name=", ".join(parts), formula="constant", num_bytes=size)
 
     def _weights(self) -> Need:
-        """Layers are divided by both sizes; embedding and head lie on the first and the last stage."""
+        """Layers are divided by both sizes; embedding and head lie on the first and the last stage, and keep the engine's dtype."""
         tensor, pipeline, decoder = self.engine.tensor_parallel_size, self.engine.pipeline_parallel_size, self.shape.decoder
         if pipeline == 1 or decoder is None:
             parameters, text = self.shape.parameters, show_count(self.shape.parameters)
+            outside = 0 if decoder is None else min(parameters, decoder.root_parameters)
             shards = tensor * pipeline
         else:
             layers = ceil_div(decoder.num_layers, pipeline)
             parameters = min(self.shape.parameters, layers * decoder.layer_parameters + decoder.embedding_parameters)
             text, shards = f"({layers} layers and an embedding: {show_count(parameters)})", tensor
+            outside = min(parameters, decoder.embedding_parameters)
+        inside = parameters - outside
+        size = inside * self._layer_number + outside * self._number
+        formula = f"{text} x {self._number} B"
+        if self._layer_number != self._number:
+            formula = f"({show_count(inside)} x {self._layer_number} B + {show_count(outside)} x {self._number} B)"
         return Need(
             kind=Kind.WEIGHT,
-            name=f"{self._dtype} weights",
-            formula=f"{text} x {self._number} B{f' / {shards}' if shards > 1 else ''}",
-            num_bytes=ceil_div(parameters, shards) * self._number,
+            name=f"{self._dtype if self._layer_number == self._number else 'fp8'} weights",
+            formula=f"{formula}{f' / {shards}' if shards > 1 else ''}",
+            num_bytes=ceil_div(size, shards),
             remedy="a larger engine.tensorParallelSize",
         )
 
@@ -182,7 +202,7 @@ class EngineNeeds:
     def _bytes_per_token(self, decoder: DecoderShape) -> int:
         """What a device caches of its layers."""
         layers = ceil_div(decoder.num_layers, self.engine.pipeline_parallel_size)
-        return layers * decoder.cached_numbers(self.engine.tensor_parallel_size) * self._number
+        return layers * decoder.cached_numbers(self.engine.tensor_parallel_size) * self._cached_number
 
     def _reloading(self) -> tuple[Need, ...]:
         """The largest layer once more while it is loaded and packed, and buckets where they arrive on the device."""

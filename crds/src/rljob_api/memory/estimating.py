@@ -43,7 +43,7 @@ from rljob_api.quantities import rounded_down
 from rljob_api.roles import TRAITS
 from rljob_api.v1alpha1.components import Component, ComponentOffload, Engine, OffloadPolicy, Role
 from rljob_api.v1alpha1.nodes import NodeGroup
-from rljob_api.v1alpha1.operations import Residency
+from rljob_api.v1alpha1.operations import THROUGH_HOST_MEMORY, Residency
 from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_api.vocabulary import GradientReduction, RouterReplay
 
@@ -415,8 +415,11 @@ class _Estimator:
         return {Role.TRAINER: trainer, Role.CRITIC: CriticNeeds}.get(component.role, PolicyNeeds)
 
     def _traveling(self, situation: Situation, occupants: Sequence[_Occupant]) -> dict[Phase, tuple[Term, ...]]:
-        """An update on a node: in a weight sync, until every engine has it, or also between two, where engines receive it together."""
-        if not any(one.needs.carries_weights for one in occupants):
+        """An update on a node: in a weight sync, until every engine has it, or also between two, where engines receive it together.
+
+        Nothing of one that goes from device to device (``rljob_runtime.weightsync.transports``: ``ipc``, ``nccl``).
+        """
+        if self._backend not in THROUGH_HOST_MEMORY or not any(one.needs.carries_weights for one in occupants):
             return {}
         rollouts = {index for index, component in enumerate(self._spec.components) if component.role is Role.ROLLOUT}
         here = [(index, devices) for (index, _), devices in situation.residents if index in rollouts]

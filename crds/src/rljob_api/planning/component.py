@@ -198,11 +198,16 @@ class ComponentPlanner:
             raise PlacementError("D3", problem, "give every process a device of its own")
 
     def _engines(self, selection: Selection, units: Sequence[int]) -> Sequence[Sequence[int]]:
-        """Devices of every engine; strided where that puts engine shards on the devices of the trainer shards that feed them."""
+        """Devices of every engine; strided where that puts engine shards on the devices of the trainer shards that feed them.
+
+        Not where a group of the trainer spans nodes, because then strided engines would too.
+        """
         stride = self._stride(selection, units)
-        if stride == 1:
-            return self._slices(units)
-        return [[units[position] for position in process] for process in strided(0, len(units) - 1, self._size, stride)]
+        if stride > 1:
+            engines = [[units[position] for position in process] for process in strided(0, len(units) - 1, self._size, stride)]
+            if all(selection.locate(min(engine)) is selection.locate(max(engine)) for engine in engines):
+                return engines
+        return self._slices(units)
 
     def _stride(self, selection: Selection, units: Sequence[int]) -> int:
         """1, or trainer tensor parallel size / engine size where both use the same devices (RLinf, collocated mode)."""

@@ -24,6 +24,8 @@ _INSTEAD = {
     naming.QUEUE_PRIORITY_LABEL: "write spec.queue.priorityClass",
 }
 """Labels that a field of the spec writes."""
+PLAIN_RESOURCES, HUGE_PAGES = ("cpu", "memory", "ephemeral-storage"), "hugepages-"
+"""Resources of a container that have no prefix of their own, and what huge pages begin with."""
 MIN_MEMORY_BYTES = 1 << 20
 """Less than this is a slip of the pen: no container runtime starts a container with it."""
 MAX_SPEC_BYTES = 192 * 1024
@@ -84,6 +86,30 @@ def _resources(spec: RLJobSpec) -> Iterator[FieldError]:
                 path = paths.join((*here, "requests", name)) if name in resources.requests else paths.join((*here, name))
                 problem = f"is more than the limit of {name}, {limits[name]}"
                 yield _error(path, request, problem, f"raise limits.{name}, or lower the request")
+
+
+def _other_resources(spec: RLJobSpec) -> Iterator[FieldError]:
+    """What the API server refuses of resources that cannot be overcommitted (``ValidateResourceRequirements`` of Kubernetes 1.36).
+
+    It takes such a RayJob, and then none of its pods.
+    """
+    for parts, resources in _resources_of(spec):
+        limits = resources.all_limits
+        for section, given in (("requests", resources.requests), ("limits", resources.limits)):
+            for name, value in given.items():
+                path, is_huge = paths.join((*parts, section, name)), name.startswith(HUGE_PAGES)
+                if name in PLAIN_RESOURCES:
+                    continue
+                if "/" not in name and not is_huge:
+                    remedy = f"write {', '.join(PLAIN_RESOURCES)}, or a name with a prefix, such as rdma/ib; devices are in devicesPerNode"
+                    yield _error(path, value, "is not a resource of a container", remedy)
+                elif section == "requests" and parse(value) != parse(limits.get(name, "0")):
+                    problem = f"differs from the limit of {name}, {limits.get(name, 'which is missing')}: Kubernetes wants both equal"
+                    yield _error(path, value, problem, "write it below limits, and nothing below requests")
+                elif not is_huge and parse(value) % 1:
+                    yield _error(path, value, "is not a whole number, and such a resource cannot be divided", "write a whole number")
+                elif is_huge and not {"cpu", "memory"} & {*limits, *resources.all_requests}:
+                    yield _error(path, value, "needs cpu or memory beside it", "set resources.memory")
 
 
 def _memory_sizes(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -169,6 +195,7 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _multi_kueue,
     _metadata,
     _resources,
+    _other_resources,
     _memory_sizes,
     _no_cpu,
     _shared_memory,

@@ -65,6 +65,8 @@ EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_nu
 """How the families of mixtures call the number of experts of a layer."""
 EXPERT_MODULES = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3", "experts", "gate"})
 """Last names of an expert's layers, and of the router, in the types above."""
+_MAX_PROPOSED = 64
+"""Largest parallel size that a remedy names."""
 AUX_LOSS_KEY = "router_aux_loss_coef"
 """Config key with the coefficient of the load-balancing loss."""
 OTHER_SENSES = {"vision_config": "images", "audio_config": "sound", "speech_config": "sound", "video_config": "video"}
@@ -251,10 +253,35 @@ def _component_parallel(spec: RLJobSpec, index: int, config: Config) -> Iterator
     if layers is not None and stages > layers:
         problem = f"is more than num_hidden_layers {layers} of config.json, so that stages would have no layers"
         yield _error(f"spec.components[{index}].engine.pipelineParallelSize", stages, problem, f"use at most {layers}")
-    tensor, heads = component.engine.tensor_parallel_size if component.engine is not None else 1, _count(decoder, "num_attention_heads")
+    if component.engine is not None:
+        path = f"spec.components[{index}].engine.tensorParallelSize"
+        yield from _divided_engine(path, component.engine.tensor_parallel_size, decoder)
+
+
+def _divided_engine(path: str, tensor: int, decoder: Config) -> Iterator[FieldError]:
+    """Engines divide heads and MLPs evenly; where there are more devices than key-value heads, they copy each of these as often.
+
+    Source: ``Qwen2Attention`` and ``Qwen2MLP``, and those of other models alike, of vLLM 0.32 and SGLang.
+    """
+    problem = _undivided(tensor, decoder)
+    if problem is None:
+        return
+    sizes = [size for size in range(1, _MAX_PROPOSED + 1) if _undivided(size, decoder) is None]
+    near = [max(size for size in sizes if size < tensor), *[size for size in sizes if size > tensor][:1]]
+    yield _error(path, tensor, f"does not divide {problem} of config.json", f"use {' or '.join(map(str, near))}")
+
+
+def _undivided(tensor: int, decoder: Config) -> str | None:
+    """What an engine of this size cannot divide, the first such size; None where it can divide all."""
+    heads, shared = _count(decoder, "num_attention_heads"), _count(decoder, "num_key_value_heads")
     if heads is not None and heads % tensor:
-        problem = f"does not divide num_attention_heads {heads} of config.json"
-        yield _error(f"spec.components[{index}].engine.tensorParallelSize", tensor, problem, f"use {_divisors(heads, tensor)}")
+        return f"num_attention_heads {heads}"
+    if shared is not None and _count(decoder, "kv_lora_rank") is None and shared % tensor and tensor % shared:
+        return f"num_key_value_heads {shared}, and is no multiple of it,"
+    widths = divided_sizes(_type(decoder), decoder.get)
+    is_mixture = _experts(decoder) is not None
+    names = [name for name in widths if name not in _HEADS and (not is_mixture or _type(decoder) in _DIVIDED_SIZES)]
+    return next((f"{name} {widths[name]}" for name in names if widths[name] % tensor), None)
 
 
 def _divided_sequences(spec: RLJobSpec, index: int, config: Config) -> Iterator[FieldError]:
@@ -387,7 +414,7 @@ def _count(config: Config, key: str) -> int | None:
 def _divisors(size: int, near: int) -> str:
     """The divisors of ``size`` on both sides of ``near``."""
     below = next(count for count in range(min(near, size), 0, -1) if size % count == 0)
-    above = next((count for count in range(near + 1, min(size, 64) + 1) if size % count == 0), None)
+    above = next((count for count in range(near + 1, min(size, _MAX_PROPOSED) + 1) if size % count == 0), None)
     return f"{below}" if above is None else f"{below} or {above}"
 
 

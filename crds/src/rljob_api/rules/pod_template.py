@@ -145,6 +145,11 @@ def _containers(parts: paths.Parts, items: object, field: str) -> Iterator[Field
                     problem = f"cannot be set for {naming.RAY_CONTAINER}: KubeRay starts Ray there, under the node's rank"
                     remedy = "remove it; set-up belongs into the image or initContainers"
                     yield _error(paths.join((*here, key)), container[key], problem, remedy)
+            security = _mapping(container.get("securityContext"))
+            if security.get("privileged") is True and security.get("allowPrivilegeEscalation") is not True:
+                problem = "contradicts allowPrivilegeEscalation, which is false unless it is set"
+                remedy = "write allowPrivilegeEscalation: true beside it"
+                yield _error(paths.join((*here, "securityContext", "privileged")), True, problem, remedy)
         if field == "initContainers" and name == KUBERAY_INIT_CONTAINER:
             yield _error(paths.join((*here, "name")), name, "is the name of KubeRay's own", "choose another name")
         yield from _env((*here, "env"), container.get("env"))

@@ -149,6 +149,9 @@ def _toleration(parts: paths.Parts, toleration: Mapping[str, object]) -> Iterato
     if effect is not None and effect not in _EFFECTS:
         remedy = did_you_mean(str(effect), _EFFECTS) or f"write one of {', '.join(_EFFECTS)}"
         yield _error(paths.join((*parts, "effect")), effect, "is not an effect of a taint", remedy)
+    if toleration.get("tolerationSeconds") is not None and effect != "NoExecute":
+        problem = "is only for effect NoExecute, which evicts after that time"
+        yield _error(paths.join((*parts, "tolerationSeconds")), toleration["tolerationSeconds"], problem, "remove it, or write NoExecute")
     if operator == "Exists" and toleration.get("value"):
         problem = "has no meaning with operator Exists, which tolerates every value"
         yield _error(paths.join((*parts, "value")), toleration["value"], problem, "remove it, or write operator: Equal")
