@@ -1,8 +1,8 @@
 """The environments that come with the runtime, and how a task of a configuration is made.
 
-Games are code of this repository or of pinned packages, take milliseconds and cannot hang, so that they run in the worker itself.
+Games look the policy's answer up among their actions, take milliseconds and cannot hang, so that they run in the worker itself.
 Conversations have their tools, users and scores in processes (:mod:`.conversation_host`), classes of the user's all of themselves
-(:mod:`.crew`).
+(:mod:`.crew`), and so has ReasoningGym: several of its tasks evaluate the answer as an expression of Python or SymPy.
 """
 
 from __future__ import annotations
@@ -12,15 +12,19 @@ from importlib import import_module
 from typing import Any
 
 from rljob_api.vocabulary import EnvironmentType
+from rljob_runtime.environments.config import Isolation
 from rljob_runtime.environments.protocol import Task
 from rljob_runtime.errors import EnvironmentSetupError
 
 BUILT_IN = {
     "FrozenLake": "frozen_lake:FrozenLake",
     "Sokoban": "sokoban:Sokoban",
-    "ReasoningGym": "reasoning_gym_task:ReasoningGym",
 }
 """Module below this package and class; imported when a job names it."""
+SANDBOXED = {"ReasoningGym": f"{__package__}.reasoning_gym_task:ReasoningGym"}
+"""Played in processes as a user's class is."""
+SHARED = Isolation(max_processes=16, episodes_per_process=256)
+"""Of those: a call takes milliseconds, so that many episodes share a process."""
 CONVERSATIONS = (EnvironmentType.TOOL_USE, EnvironmentType.CHAT)
 
 
@@ -29,9 +33,8 @@ def is_built_in(kind: str) -> bool:
     if kind in BUILT_IN:
         return True
     if ":" not in kind:
-        raise EnvironmentSetupError(
-            f"environment type {kind!r} is unknown; use {', '.join((*BUILT_IN, *CONVERSATIONS))}, or name your own as module:Class"
-        )
+        known = ", ".join((*BUILT_IN, *SANDBOXED, *CONVERSATIONS))
+        raise EnvironmentSetupError(f"environment type {kind!r} is unknown; use {known}, or name your own as module:Class")
     return False
 
 

@@ -12,6 +12,21 @@ _MAX_BITS = 4096
 """Of an integer result."""
 _MAX_FACTORIAL = 500
 
+_MAX_DIGITS = 400
+"""Of ``round``: more than a float has before its point, or behind it."""
+
+
+class CalculatorError(ValueError):
+    """Raised for what cannot be calculated, with a message for the policy."""
+
+
+def _round(value: float, digits: float = 0) -> float:
+    """Python computes 10 to the power of ``-digits``, however large."""
+    if digits != int(digits) or abs(digits) > _MAX_DIGITS:
+        raise CalculatorError(f"round takes a whole number of digits from -{_MAX_DIGITS} to {_MAX_DIGITS}")
+    return round(value, int(digits)) if digits else round(value)
+
+
 _BINARY: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -22,15 +37,11 @@ _BINARY: Mapping[type[ast.operator], Callable[[float, float], float]] = {
 }
 _UNARY: Mapping[type[ast.unaryop], Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 _FUNCTIONS: Mapping[str, Callable[..., float]] = {
-    "abs": abs, "min": min, "max": max, "round": round, "floor": math.floor, "ceil": math.ceil, "sqrt": math.sqrt, "exp": math.exp,
+    "abs": abs, "min": min, "max": max, "round": _round, "floor": math.floor, "ceil": math.ceil, "sqrt": math.sqrt, "exp": math.exp,
     "log": math.log, "log2": math.log2, "log10": math.log10, "sin": math.sin, "cos": math.cos, "tan": math.tan, "asin": math.asin,
     "acos": math.acos, "atan": math.atan, "degrees": math.degrees, "radians": math.radians, "gcd": math.gcd,
 }  # fmt: skip
 _CONSTANTS = {"pi": math.pi, "e": math.e}
-
-
-class CalculatorError(ValueError):
-    """Raised for what cannot be calculated, with a message for the policy."""
 
 
 def calculate(expression: str) -> str:

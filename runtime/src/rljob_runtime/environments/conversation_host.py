@@ -112,6 +112,11 @@ class ConversationHost:
         """What keeps the processes in, as they say."""
         return next((pool.sandbox for pool in self._pools()), "")
 
+    @property
+    def max_episodes(self) -> None:
+        """Any number: processes are taken call by call."""
+        return
+
     def begin(self, key: str, seed: int) -> None:
         """Begin an episode; its first turn is delivered, or what went wrong."""
         asked_s = time.perf_counter()

@@ -195,6 +195,11 @@ class Crew:
         """What keeps the processes in, as they say."""
         return self._processes.sandbox
 
+    @property
+    def max_episodes(self) -> int:
+        """Places of all processes."""
+        return self._config.isolation.max_processes * self._config.isolation.episodes_per_process
+
     def _hand_out(self) -> None:
         """Give waiting episodes a place, start processes for the rest, and each free process its next call."""
         lost = True

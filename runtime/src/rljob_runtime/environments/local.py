@@ -18,6 +18,7 @@ class LocalHost:
         """Raise EnvironmentSetupError when a parameter is unknown or of no use."""
         self.counters = Counters()
         self.sandbox = ""
+        self.max_episodes = None
         self._config, self._deliver = config, deliver
         self._used: dict[str, Task] = {}
         self._free = [make_task(config.type, config.parameters)]

@@ -233,6 +233,11 @@ class Programs:
         """What keeps the programs in, as their launchers say."""
         return self._processes.sandbox
 
+    @property
+    def max_episodes(self) -> int:
+        """Each has a program of its own."""
+        return self._config.isolation.max_processes
+
     def _post(self, event: Call | Read) -> None:
         """Called by the endpoint's thread."""
         self._posted.append(event)

@@ -1,4 +1,8 @@
-"""A task of reasoning-gym as an environment: a question, and as many attempts as allowed to answer it."""
+"""A task of reasoning-gym as an environment: a question, and as many attempts as allowed to answer it.
+
+Runs in a sandboxed process, because scores of some tasks evaluate what the policy wrote: ``eval`` in n_queens, spiral_matrix, binary_matrix
+and string_insertion, SymPy's ``parse_expr`` in countdown, puzzle24, polynomial_multiplication and both kinds of integrals.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,7 @@ class ReasoningGymSettings(TaskSettings):
 class ReasoningGym:
     """One entry at a time."""
 
-    def __init__(self, parameters: Mapping[str, Any]) -> None:
+    def __init__(self, **parameters: Any) -> None:
         """Raise EnvironmentSetupError when a parameter is unknown or of no use."""
         self._settings = settings = read_settings(ReasoningGymSettings, "ReasoningGym", parameters)
         self._parser = action_parser(settings.action_pattern, {}, settings.special_token_list)

@@ -23,12 +23,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from rljob_runtime.data.tokenizer import load_tokenizer
-from rljob_runtime.environments.builtin import CONVERSATIONS, is_built_in
+from rljob_runtime.environments.builtin import CONVERSATIONS, SANDBOXED, SHARED, is_built_in
 from rljob_runtime.environments.codec import Codec
 from rljob_runtime.environments.config import EnvironmentConfig, WorkerConfig
 from rljob_runtime.environments.conversation_host import ConversationHost, conversation_prompt
@@ -60,6 +60,10 @@ class Host(Protocol):
     def sandbox(self) -> str:
         """What keeps the user's code in; empty where there is none."""
 
+    @property
+    def max_episodes(self) -> int | None:
+        """Episodes that have a place at once; None: any number."""
+
     def begin(self, key: str, seed: int) -> None:
         """Begin an episode."""
 
@@ -90,6 +94,8 @@ class EnvironmentDescription:
     """Tokens that end a response besides the model's own."""
     sandbox: str
     """What keeps the user's code in; empty where there is none."""
+    max_episodes: int | None = None
+    """Episodes that a worker can hold at once, each in a place of a process; None: any number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +175,7 @@ class EnvironmentWorker:
                 template_class=entry.codec.template_class if isinstance(entry, _Played) else None,
                 stop_token_ids=() if entry.close_token_id is None else (entry.close_token_id,),
                 sandbox=entry.host.sandbox,
+                max_episodes=entry.host.max_episodes,
             )
             for name, entry in self._entries.items()
         ]
@@ -251,12 +258,15 @@ class EnvironmentWorker:
                 f"be one of its own; write prompt.chatTemplate: false, {other}maxTurns: 1, or use another model"
             )
         host: Host
-        if not is_conversation and is_built_in(config.type):
+        played = config
+        if config.type in SANDBOXED:
+            played = replace(config, type=SANDBOXED[config.type], isolation=SHARED)
+        if not is_conversation and is_built_in(played.type):
             host = LocalHost(config, self._deliver)
         else:
             kind: type[ConversationHost] | type[Crew] = ConversationHost if is_conversation else Crew
             host = kind(
-                config,
+                played,
                 folder=shared.job_folder,
                 log_file=_log_file(config, shared),
                 startup_timeout_s=shared.startup_timeout_s,

@@ -47,6 +47,7 @@ async def environments(spec: RLJobSpec, workers: JobWorkers, reporter: Reporter)
     router = EnvironmentRouter(
         workers.environments,
         timeouts_s={e.name: e.episode_timeout_seconds for e in spec.environments},
+        places={found.name: found.max_episodes for found in described if found.max_episodes is not None},
         replace=replacer.replace,
     )
     rules = {e.name: worker_settings.environment_rules(e, stops[e.name]) for e in spec.environments}
@@ -82,10 +83,14 @@ async def first_prompts(workers: JobWorkers, tasks: Sequence[Prompt]) -> list[Pr
             raise DeadlineError(f"{worker.name} began {len(replies)} of {len(keys)} episodes within {IO_TIMEOUT_S:.0f} s")
         found: list[EpisodeReply] = await worker.call("collect", COLLECT_WAIT_S, timeout_s=IO_TIMEOUT_S)
         replies |= {reply.episode_id: reply for reply in found}
-    await worker.call("submit", [EpisodeEnd(episode_id=key) for key in keys if not replies[key].done], timeout_s=IO_TIMEOUT_S)
+        # At once: others may wait for its process, of which there may be one only.
+        begun = [EpisodeEnd(episode_id=reply.episode_id) for reply in found if not reply.done]
+        if begun:
+            await worker.call("submit", begun, timeout_s=IO_TIMEOUT_S)
     failed = next((reply for reply in replies.values() if reply.done), None)
     if failed is not None:
-        raise EnvironmentSetupError(f"{failed.error}; log: {worker.log_file}")
+        why = failed.error or f"the episode ended ({failed.stop}) before its first action"
+        raise EnvironmentSetupError(f"{why}; log: {worker.log_file}")
     return [_with_prompt(task, replies[key]) for task, key in zip(tasks, keys, strict=True)]
 
 

@@ -3,6 +3,7 @@
 ::
 
     EpisodePlayer ── start ──> the worker with the fewest episodes: submit ... collect ──> EpisodePlayer.on_replies
+                               (or a line, while no worker has a place for another episode of this environment)
                   ── act, end ──> the worker that has the episode
 
 | wait        | for                          | bounded by                               | then                           |
@@ -11,6 +12,7 @@
 | collection  | a reply to each message      | the episode's own limit, REPLY_SPARE_S   | it is lost, as stuck           |
 | stacks      | what a stuck one does        | STACKS_TIMEOUT_S                         | nothing waits longer           |
 | replacement | another process              | what replaces it                         | the others go on, or the error |
+| line        | a place at a worker          | the limits of the episodes there         | the first in line begins       |
 
 A worker replies to every message by its episode's limit of time at the latest, whatever the environment does: one that does not is stuck.
 A lost worker gives its episodes back (``on_lost``): they begin again at the others, or wait for the one that replaces it where no other is
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -74,6 +77,8 @@ class _Playing:
 class _Host:
     worker: Worker
     episodes: dict[str, _Playing] = field(default_factory=dict)
+    playing: Counter[str] = field(default_factory=Counter)
+    """Their number by environment."""
     due: dict[str, float] = field(default_factory=dict)
     """Of episodes with a message that has no reply yet: when it is overdue."""
     check_s: float = 0.0
@@ -94,7 +99,7 @@ class _Host:
 
     def forget(self, episode_id: str) -> None:
         self.due.pop(episode_id, None)
-        self.episodes.pop(episode_id, None)
+        self.playing[self.episodes.pop(episode_id).environment] -= 1
         self.spans.change(bool(self.due), now_s())
 
     async def call(self, method: str, *args: Any) -> Any:
@@ -116,35 +121,54 @@ class _Host:
 class EnvironmentRouter:
     """One per job. ``run`` ends only by cancellation or failure."""
 
-    def __init__(self, workers: Sequence[Worker], *, timeouts_s: Mapping[str, float], replace: Replace | None = None) -> None:
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        *,
+        timeouts_s: Mapping[str, float],
+        places: Mapping[str, int] | None = None,
+        replace: Replace | None = None,
+    ) -> None:
         """Wire the parts.
 
         Args:
             workers: of all environment components, at least one.
             timeouts_s: by environment, how long an episode may take; the workers keep to it, and one that does not is stuck.
+            places: by environment, how many episodes a worker can hold at once; any number of those that are not there. The others wait
+                here, where their time does not run.
             replace: called for every worker that is lost; without it none is replaced.
         """
         self._hosts = [_Host(worker) for worker in workers]
         self._where: dict[str, _Host] = {}
         self._timeouts_s = timeouts_s
+        self._places = places or {}
         self._replace = replace or _not_replaced
-        self._homeless: dict[str, tuple[EpisodeStart, Player]] = {}
-        """Episodes that begin once a worker is back."""
+        self._lines: dict[str, dict[str, tuple[EpisodeStart, Player]]] = {name: {} for name in timeouts_s}
+        """By environment, episodes that begin once a worker has a place for them, or is back; the oldest first."""
 
     def take_busy_spans(self) -> dict[str, list[tuple[float, float]]]:
         """By worker, from when to when it had messages to answer since the last call; readings of the event loop's clock."""
         return {host.worker.name: host.spans.take(now_s()) for host in self._hosts}
 
     def start(self, message: EpisodeStart, player: Player) -> None:
-        """Begin an episode at the worker that has the fewest."""
-        host = min((h for h in self._hosts if not h.lost), key=lambda h: len(h.episodes), default=None)
-        if host is None:
-            self._homeless[message.episode_id] = message, player
-            return
-        timeout_s = self._timeouts_s[message.environment]
-        host.episodes[message.episode_id] = _Playing(player=player, environment=message.environment, timeout_s=timeout_s, began_s=now_s())
-        self._where[message.episode_id] = host
-        host.send(message)
+        """Begin an episode at the worker that has the fewest, or as soon as one has a place for it."""
+        self._lines[message.environment][message.episode_id] = message, player
+        self._fill(message.environment)
+
+    def _fill(self, environment: str) -> None:
+        """Begin episodes of an environment while a worker has a place."""
+        line, places = self._lines[environment], self._places.get(environment)
+        while line:
+            open_hosts = (h for h in self._hosts if not h.lost and (places is None or h.playing[environment] < places))
+            host = min(open_hosts, key=lambda h: len(h.episodes), default=None)
+            if host is None:
+                return
+            message, player = line.pop(next(iter(line)))
+            timeout_s = self._timeouts_s[environment]
+            host.episodes[message.episode_id] = _Playing(player=player, environment=environment, timeout_s=timeout_s, began_s=now_s())
+            host.playing[environment] += 1
+            self._where[message.episode_id] = host
+            host.send(message)
 
     def act(self, message: EpisodeAction) -> None:
         """Act in an episode that is not over."""
@@ -152,11 +176,14 @@ class EnvironmentRouter:
 
     def end(self, episode_id: str) -> None:
         """Give an episode up; one that is over is passed by."""
-        self._homeless.pop(episode_id, None)
+        for line in self._lines.values():
+            line.pop(episode_id, None)
         host = self._where.pop(episode_id, None)
         if host is not None:
+            environment = host.episodes[episode_id].environment
             host.forget(episode_id)
             host.outbox.put_nowait(EpisodeEnd(episode_id=episode_id))
+            self._fill(environment)
 
     async def run(self) -> None:
         """Exchange messages and replies until cancelled.
@@ -193,6 +220,7 @@ class EnvironmentRouter:
         replacement = self._replace(self._hosts.index(host), error)
         episodes, host.episodes = host.episodes, {}
         host.due.clear()
+        host.playing.clear()
         host.spans.change(False, now_s())
         host.outbox = asyncio.Queue()
         lost: dict[Player, list[str]] = {}
@@ -211,9 +239,8 @@ class EnvironmentRouter:
     def _rejoin(self, host: _Host) -> None:
         """Another process has taken its place; what waited for one begins there."""
         host.lost = False
-        waiting, self._homeless = self._homeless, {}
-        for message, player in waiting.values():
-            self.start(message, player)
+        for environment in self._lines:
+            self._fill(environment)
 
     async def _send_forever(self, host: _Host) -> None:
         while True:
@@ -236,6 +263,7 @@ class EnvironmentRouter:
     def _pass_on(self, host: _Host, replies: Sequence[EpisodeReply]) -> None:
         """To the players of the episodes; those given up have none."""
         sorted_out: dict[Player, list[EpisodeReply]] = {}
+        ended: set[str] = set()
         for reply in replies:
             playing = host.episodes.get(reply.episode_id)
             if playing is None:
@@ -244,8 +272,11 @@ class EnvironmentRouter:
             if reply.done:
                 host.forget(reply.episode_id)
                 del self._where[reply.episode_id]
+                ended.add(playing.environment)
             sorted_out.setdefault(playing.player, []).append(reply)
         host.spans.change(bool(host.due), now_s())
+        for environment in ended:
+            self._fill(environment)
         for player, own in sorted_out.items():
             player.on_replies(own)
 

@@ -207,11 +207,11 @@ class Episode:
         if self.branches:
             self._rewarded(reply, waited_s)
         branch = len(self.branches) if self.own_prompts else reply.branch
-        if not len(reply.token_ids):
+        if reply.done and not len(reply.token_ids):
             branch = self.branch
         elif branch == len(self.branches):
             self.branches.append(_Branch(prompt=replace(self.member.prompt, text=reply.observation, token_ids=reply.token_ids)))
-        else:
+        elif len(reply.token_ids):  # none: the prompt of a program is exactly what another sequence holds
             self.branches[branch].segments.append(Segment(token_ids=reply.token_ids, sampled=False))
         self.branch, self.max_tokens = branch, reply.max_tokens
         self._observation, self._state_key, self._wants_logprobs = reply.observation, reply.state_key, reply.wants_logprobs

@@ -12,7 +12,8 @@ from typing import Any
 from rljob_runtime.errors import DataError
 from rljob_runtime.rewards.code_runner import CodeRunner, Outcome, Run
 
-_FENCE = re.compile(r"```[ \t]*(\w+)?[^\n]*\n(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"```[ \t]*+(\w++)?[^\n]*+\n(.*?)```", re.DOTALL)
+"""Possessive: a long line without an end would take quadratic time otherwise."""
 _PYTHON = {"python", "python3", "py", ""}
 _BUDGET = 0.9
 """Share of the reward's own limit after which the remaining tests fail, so that slow code is a wrong answer and no time-out."""

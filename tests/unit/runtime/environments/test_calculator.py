@@ -19,6 +19,8 @@ from rljob_runtime.environments.calculator import CalculatorError, calculate
         ("factorial(20)", "2432902008176640000"),
         ("0.1 + 0.2", "0.3"),
         ("round(2.5 * pi, 2)", "7.85"),
+        ("round(1250, -2)", "1200"),
+        ("round(7.5)", "8"),
     ],
 )
 def test_arithmetic(expression, value) -> None:
@@ -38,6 +40,8 @@ def test_arithmetic(expression, value) -> None:
         ("1 / 0", "division by zero"),
         ("log(-1)", "no arithmetic expression|domain"),
         ("factorial(10000)", "from 0 to 500"),
+        ("round(5, -30000000)", "from -400 to 400"),  # 221 s in Python
+        ("round(5, 0.5)", "from -400 to 400"),
         ("sqrt(1, 2)", "exactly one argument"),
         ("2 +", "no arithmetic expression"),
         ("(" * 900, "no arithmetic expression"),

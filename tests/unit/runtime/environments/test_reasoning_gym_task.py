@@ -14,7 +14,7 @@ def right_answer(question: str) -> str:
 
 
 def test_one_attempt() -> None:
-    game = ReasoningGym(SUMS)
+    game = ReasoningGym(**SUMS)
     asked = game.reset(7)
     assert asked == game.reset(507)
     turn = game.step(right_answer(asked.observation))
@@ -25,7 +25,7 @@ def test_one_attempt() -> None:
 
 
 def test_more_attempts() -> None:
-    game = ReasoningGym({**SUMS, "max_attempts": 3, "format_penalty": -0.5})
+    game = ReasoningGym(**SUMS, max_attempts=3, format_penalty=-0.5)
     asked = game.reset(7)
     wrong, missing, right = game.step("<answer>-3</answer>"), game.step("no idea"), game.step(right_answer(asked.observation))
     assert [(t.reward, t.done, t.action_valid) for t in (wrong, missing, right)] == [
@@ -43,4 +43,4 @@ def test_more_attempts() -> None:
 )
 def test_parameters_of_no_use_are_refused(parameters, message) -> None:
     with pytest.raises(EnvironmentSetupError, match=message):
-        ReasoningGym(parameters)
+        ReasoningGym(**parameters)

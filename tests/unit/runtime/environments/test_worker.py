@@ -172,11 +172,20 @@ def test_an_empty_action_is_an_action(make_player) -> None:
     [
         ({"kind": "FrozenSea"}, "environment type 'FrozenSea' is unknown; use FrozenLake, Sokoban, ReasoningGym, ToolUse, Chat, or name"),
         ({"parameters": {"sise": 4}}, "parameters of FrozenLake: sise: Extra"),
+        ({"kind": "ReasoningGym", "parameters": {"task": "basic_arithmetics"}}, "reasoning-gym has no task .*did you mean basic_arithmetic"),
     ],
 )
 def test_what_cannot_be_set_up_is_refused(make_player, changes, message) -> None:
     with pytest.raises(EnvironmentSetupError, match=message):
         make_player(environment_config(**changes))
+
+
+def test_an_answer_that_reasoning_gym_evaluates_reaches_nothing_outside(make_player, tmp_path) -> None:
+    """The score of countdown is SymPy's parse_expr, which runs Python."""
+    player = make_player(environment_config("gym", kind="ReasoningGym", parameters={"task": "countdown"}, max_tokens_per_turn=400))
+    written = tmp_path / "written"
+    *_, scored = player.play("e1", [f"<answer>__import__('os').mkdir({str(written)!r})</answer>"], environment="gym")
+    assert (scored.done, scored.action_valid, written.exists()) == (True, True, False)
 
 
 def test_a_worker_whose_loop_hangs_answers_calls_and_says_where(make_player, monkeypatch, capfd) -> None:
