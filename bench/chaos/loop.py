@@ -81,7 +81,7 @@ async def run_case(server: Server, case: Case, root: Path) -> list[Outcome]:
     end: dict[str, Any] = {}
     problem, starts = "", list[int]()
     for number in range(len(case.faults) + 2):
-        newest = CheckpointStore(root / "run" / "checkpoints", keep=2).choose("f").folder
+        newest = CheckpointStore(root / "run" / "checkpoints", keep=2).choose({"seed": "f"}).folder
         starts.append(int(newest.name.split("-")[1]) if newest else 0)
         (root / END).unlink(missing_ok=True)
         code = await server.attempt(root, case, number)
@@ -159,7 +159,7 @@ def check(case: Case, root: Path, starts: Sequence[int], *, over: bool) -> str:
 def _lost(case: Case, root: Path, trained: set[int]) -> str:
     """Prompts that the last checkpoint calls done, and that nobody trained or refused."""
     store = CheckpointStore(root / "run" / "checkpoints", keep=2)
-    state = store.choose("f").state
+    state = store.choose({"seed": "f"}).state
     if state is None:
         return "no checkpoint at the end"
     refused = {prompt for row in rows(root / REFUSED) for prompt in row}

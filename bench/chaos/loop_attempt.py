@@ -205,7 +205,7 @@ async def drive(root: Path, case: Case, attempt: int) -> None:
     """Go on from the run folder, as an attempt does."""
     folder = RunFolder.open(root / "run", FolderMode.RESUME if attempt else FolderMode.NEW)
     store = CheckpointStore(folder.checkpoints, keep=2)
-    chosen = store.choose("f")
+    chosen = store.choose({"seed": "f"})
     newest, state = chosen.folder, chosen.state
     store.take(f"attempt {attempt}")
     start, first_prompt, done = (state.step, state.first_prompt, state.done) if state else (0, 0, ())
@@ -262,7 +262,7 @@ async def drive(root: Path, case: Case, attempt: int) -> None:
 def _config(case: Case) -> LoopConfig:
     return LoopConfig(
         total_steps=case.steps, groups_per_step=case.batch, step_timeout_s=DEADLINE_S, take_timeout_s=DEADLINE_S,
-        checkpoint_every_steps=case.every, spec_fingerprint="f",
+        checkpoint_every_steps=case.every, spec_fingerprint={"seed": "f"},
     )  # fmt: skip
 
 

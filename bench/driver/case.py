@@ -85,7 +85,7 @@ async def drive(size: Size, meter: Meter, folder: Path) -> None:
         step_timeout_s=DEADLINE_S,
         take_timeout_s=DEADLINE_S,
         checkpoint_every_steps=0,
-        spec_fingerprint="bench",
+        spec_fingerprint={"seed": "bench"},
     )
     info = RunInfo(job_name="bench", model="-", algorithm="-", devices="-", total_steps=total_steps, seed=0, spec_yaml="a: 1\n")
     display = PlainDisplay(io.StringIO(), clock=time.monotonic)

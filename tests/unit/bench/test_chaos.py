@@ -33,7 +33,7 @@ def files(root: Path, trained: list[tuple[int, int, list[int]]], *, done: int = 
     for step in range(rows):
         append(root / "run" / "metrics.jsonl", {"step": step + 1, "rollout/groups_dropped": dropped})
     store = CheckpointStore(root / "run" / "checkpoints", keep=2)
-    state = DriverState(step=3, source_state={}, first_prompt=done, done=(), rule_state={}, spec_fingerprint="f")
+    state = DriverState(step=3, source_state={}, first_prompt=done, done=(), rule_state={}, spec_fingerprint={"seed": "f"})
     store.complete(store.begin(3, 0), state, ())
     return root
 

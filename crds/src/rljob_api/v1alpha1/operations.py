@@ -165,7 +165,8 @@ class Checkpoint(SpecModel):
     """What is saved to continue after an interruption."""
 
     path: PathText | None = None
-    """Folder for checkpoints; the run folder's checkpoints/ when not set."""
+    """Folder for checkpoints, in which each job has one of its own: its name, on a cluster below its namespace; the run folder's
+    checkpoints/ when not set."""
     every_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 100
     """Save every n steps; 0 saves only at the end and when interrupted."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 2

@@ -149,7 +149,8 @@ def drive(pod: PodContext, folder: RunFolder, checked: CheckedJob, sources: mode
     spec = checked.job.spec
     store: Checkpoints = NoCheckpoints()
     if pod.has_storage:
-        store = CheckpointStore(Path(spec.checkpoint.path) if spec.checkpoint.path else folder.checkpoints, spec.checkpoint.keep)
+        own = Path(spec.checkpoint.path) / pod.namespace / pod.job if spec.checkpoint.path else folder.checkpoints
+        store = CheckpointStore(own, spec.checkpoint.keep)
     prepared = attempt.prepare(
         checked,
         folder,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from rljob_api.v1alpha1 import RLJobSpec
+from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.base import SpecModel
 from rljob_api.v1alpha1.pods import EnvVarSource
 from rljob_runtime.errors import SetupError
@@ -94,10 +94,10 @@ def _is_optional(source: EnvVarSource) -> bool:
     return any(ref is not None and ref.optional for ref in (source.secret_key_ref, source.config_map_key_ref))
 
 
-def checkpoint_folder(spec: RLJobSpec, default: Path) -> Path:
+def checkpoint_folder(job: RLJob, default: Path) -> Path:
     """Where a local run keeps checkpoints: ``default`` too when the spec names a place on a volume that is not mounted here."""
-    path = spec.checkpoint.path
-    return Path(path) if path is not None and not _is_on_volume(spec) else default
+    path = job.spec.checkpoint.path
+    return Path(path) / job.metadata.name if path is not None and not _is_on_volume(job.spec) else default
 
 
 def _is_on_volume(spec: RLJobSpec) -> bool:

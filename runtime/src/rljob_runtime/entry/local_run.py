@@ -2,13 +2,14 @@
 
 ::
 
-    text -> rljob_api (validate, plan) -> local, preflight -> RunFolder -> attempt on an embedded Ray cluster
+    text -> rljob_api (validate, plan) -> local, preflight -> run_place -> attempt on an embedded Ray cluster
 
 Exit codes: see :mod:`rljob_runtime.entry.attempt`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -18,15 +19,14 @@ from typing import TYPE_CHECKING
 from rljob_api import collector
 from rljob_api.errors import SpecInvalidError
 from rljob_api.v1alpha1 import RLJobSpec
-from rljob_api.validation import CheckedJob, check
-from rljob_runtime.entry import attempt, local_checks, metrics
+from rljob_api.validation import check
+from rljob_runtime.entry import attempt, local_checks, metrics, run_place
 from rljob_runtime.errors import Interrupted, RuntimeFault, SetupError
 from rljob_runtime.exit_codes import ExitCode
 from rljob_runtime.job import launch, models
 from rljob_runtime.job.model_shape import read_config, read_shape
 from rljob_runtime.job.worker_settings import node_cpus
-from rljob_runtime.loop.checkpointing import CheckpointStore
-from rljob_runtime.report import FolderMode, RunFolder, make_display
+from rljob_runtime.report import make_display
 
 if TYPE_CHECKING:
     from rljob_runtime.cluster.embedded import EmbeddedCluster
@@ -54,13 +54,29 @@ def run_job(text: str, path: Path, run_dir: Path | None, overwrite: bool, resume
     except (SpecInvalidError, RuntimeFault) as error:
         sys.stderr.write(f"{error}\n")
         return ExitCode.INVALID
+    with contextlib.ExitStack() as held:
+        try:
+            folder, store = held.enter_context(run_place.taken(checked, run_path, overwrite=overwrite, resume=resume))
+            prepared = attempt.prepare(
+                checked,
+                folder,
+                store,
+                resume=resume,
+                job_folder=job_folder,
+                model_folder=folder.model,
+                sources=sources,
+                notes=local_checks.notes(spec),
+            )
+        except RuntimeFault as error:
+            sys.stderr.write(f"{error}\n")
+            return ExitCode.INVALID if isinstance(error, SetupError) else ExitCode.FAILED
+        return _run(prepared, metrics_port)
+
+
+def _run(prepared: attempt.Attempt, metrics_port: int | None) -> int:
+    checked = prepared.checked
     try:
-        prepared = _prepare(checked, job_folder, run_path, overwrite, resume, sources)
-    except RuntimeFault as error:
-        sys.stderr.write(f"{error}\n")
-        return ExitCode.INVALID if isinstance(error, SetupError) else ExitCode.FAILED
-    try:
-        cluster = make_cluster(spec, prepared.folder.logs)
+        cluster = make_cluster(checked.job.spec, prepared.folder.logs)
         facts = metrics.facts_of(checked, namespace="", attempt=1)
         display = make_display(sys.stdout, clock=time.monotonic)
         with metrics.served(prepared, display, facts, metrics.LOOPBACK, metrics_port) as (noted, shown):
@@ -79,22 +95,3 @@ def make_cluster(spec: RLJobSpec, log_dir: Path) -> EmbeddedCluster:
     from rljob_runtime.cluster.embedded import EmbeddedCluster
 
     return EmbeddedCluster(log_dir.resolve(), node_cpus(spec), {g.name: dict(g.labels) for g in spec.node_groups})
-
-
-def _prepare(
-    checked: CheckedJob, job_folder: Path, run_path: Path, overwrite: bool, resume: bool, sources: models.ModelSources
-) -> attempt.Attempt:
-    spec = checked.job.spec
-    mode = FolderMode.RESUME if resume else FolderMode.OVERWRITE if overwrite else FolderMode.NEW
-    folder = RunFolder.open(run_path, mode)
-    store = CheckpointStore(local_checks.checkpoint_folder(spec, folder.checkpoints), spec.checkpoint.keep)
-    return attempt.prepare(
-        checked,
-        folder,
-        store,
-        resume=resume,
-        job_folder=job_folder,
-        model_folder=folder.model,
-        sources=sources,
-        notes=local_checks.notes(spec),
-    )

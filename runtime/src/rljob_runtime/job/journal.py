@@ -45,7 +45,7 @@ def run_journal(
     if state is not None:
         start = StartingPoint(version=state.step, first_prompt=state.first_prompt, done=frozenset(state.done))
     bounds = Bounds(groups_per_step=spec.rollout.prompts_per_step, total_steps=spec.training.steps, max_staleness=max_staleness(spec))
-    opened = open_journal(folder, f"{spec_fingerprint(spec)}/{data}", start, bounds)
+    opened = open_journal(folder, "/".join((*spec_fingerprint(spec).values(), data)), start, bounds)
     for problem in opened.problems:
         reporter.event(problem, Level.WARNING)
     batches, waiting = len(opened.recovered.batches), len(opened.recovered.waiting)

@@ -302,6 +302,12 @@ def environment_rules(environment: Environment, stop_token_ids: tuple[int, ...])
     )
 
 
+_REWARD_LIMITS = {"timeout_seconds", "memory_bytes", "disk_bytes"}
+_ENVIRONMENT_LIMITS = {"step_timeout_seconds", "episode_timeout_seconds", "max_processes", "validation_share"}
+_ROLLOUT_OPERATION = {"stall_timeout_seconds", "max_engine_restarts", "standby_processes"}
+"""Fields that a resumed run may have changed."""
+
+
 def _score_or_none(value: float | str) -> float | None:
     return None if isinstance(value, str) else value
 
@@ -315,27 +321,25 @@ def devices_in_words(plan: Plan) -> str:
     return " · ".join(words)
 
 
-def spec_fingerprint(spec: RLJobSpec) -> str:
-    """Changes when something changes that a resumed run must not see changed; steps and operations may.
+def spec_fingerprint(spec: RLJobSpec) -> dict[str, str]:
+    """By section: changes when something changes that a resumed run must not see changed; steps, limits and validation may.
 
     Defaults are left out, so that a new field of a later version changes nothing.
     """
     trainer = [c.model_dump(mode="json", exclude_defaults=True) for c in spec.components if c.role is Role.TRAINER]
-    rollout = spec.rollout.model_dump(
-        mode="json", exclude_defaults=True, exclude={"stall_timeout_seconds", "max_engine_restarts", "standby_processes"}
-    )
     parts: dict[str, object] = {
         "model": spec.model.model_dump(mode="json", exclude_defaults=True),
-        "data": spec.data.model_dump(mode="json", exclude_defaults=True),
-        "rewards": [r.model_dump(mode="json", exclude_defaults=True) for r in spec.rewards],
-        "rollout": rollout,
-        "trainer": trainer,
-        "critic": learning_settings.has_critic(spec),
+        "data": spec.data.model_dump(mode="json", exclude_defaults=True, exclude={"validation"}),
+        "rewards": [r.model_dump(mode="json", exclude_defaults=True, exclude=_REWARD_LIMITS) for r in spec.rewards],
+        "rollout": spec.rollout.model_dump(mode="json", exclude_defaults=True, exclude=_ROLLOUT_OPERATION),
+        "components (the Trainer)": trainer,
+        "components (a Critic)": learning_settings.has_critic(spec),
         "seed": spec.seed,
     }
     if spec.environments:
-        parts["environments"] = [e.model_dump(mode="json", exclude_defaults=True) for e in spec.environments]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+        limits = _REWARD_LIMITS | _ENVIRONMENT_LIMITS
+        parts["environments"] = [e.model_dump(mode="json", exclude_defaults=True, exclude=limits) for e in spec.environments]
+    return {name: hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:16] for name, part in parts.items()}
 
 
 def _ranges(values: tuple[int, ...]) -> str:

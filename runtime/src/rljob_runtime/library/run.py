@@ -27,7 +27,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from rljob_api.validation import CheckedJob, check
-from rljob_runtime.entry import attempt, local_checks
+from rljob_runtime.entry import attempt, local_checks, run_place
 from rljob_runtime.entry.local_run import make_cluster
 from rljob_runtime.errors import SetupError
 from rljob_runtime.job import launch, models
@@ -36,8 +36,7 @@ from rljob_runtime.library import rewards as given_rewards
 from rljob_runtime.library.callbacks import Callback, CallbackDisplay, ReportedCheckpoints, RunControl
 from rljob_runtime.library.manifests import Given, Spec, read
 from rljob_runtime.library.rewards import RewardFunction, Rewards
-from rljob_runtime.loop.checkpointing import CheckpointStore
-from rljob_runtime.report import Displays, FolderMode, RunFolder, RunSummary, load_metrics, load_summary, make_display
+from rljob_runtime.report import Displays, RunSummary, load_metrics, load_summary, make_display
 
 
 class Outcome(StrEnum):
@@ -111,16 +110,15 @@ def run(
         given_rewards.write(functions, Path(place))
         known = models.recorded(path, checked.job.spec) if resume else {}
         sources = launch.preflight(checked.job.spec, given.folder, known)
-    folder = RunFolder.open(path, FolderMode.RESUME if resume else FolderMode.OVERWRITE if overwrite else FolderMode.NEW)
-    own = path / given_rewards.FOLDER
-    given_rewards.write(functions, own)
-    checked = _checked(given, functions, own)
-    store = CheckpointStore(local_checks.checkpoint_folder(checked.job.spec, folder.checkpoints), checked.job.spec.checkpoint.keep)
-    notes = local_checks.notes(checked.job.spec)
-    prepared = attempt.prepare(
-        checked, folder, store, resume=resume, job_folder=given.folder, model_folder=folder.model, sources=sources, notes=notes
-    )
-    _run(prepared, callbacks, progress=progress)
+    with run_place.taken(checked, path, overwrite=overwrite, resume=resume) as (folder, store):
+        own = path / given_rewards.FOLDER
+        given_rewards.write(functions, own)
+        checked = _checked(given, functions, own)
+        notes = local_checks.notes(checked.job.spec)
+        prepared = attempt.prepare(
+            checked, folder, store, resume=resume, job_folder=given.folder, model_folder=folder.model, sources=sources, notes=notes
+        )
+        _run(prepared, callbacks, progress=progress)
     return _result(prepared)
 
 

@@ -52,8 +52,8 @@ class DriverState:
     """Indexes of prompts after that position that were trained or dropped already."""
     rule_state: Mapping[str, object]
     """Running statistics of rewards and the adapted KL coefficient."""
-    spec_fingerprint: str
-    """Hash of the parts of the spec that must not change between attempts."""
+    spec_fingerprint: Mapping[str, str]
+    """By section of the spec, the hash of what must not change between attempts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class Checkpoints(Protocol):
     def complete(self, folder: Path, state: DriverState, files: Sequence[FileSum]) -> None:
         """``files`` and nothing else of the ranks' is in ``folder``: mark it."""
 
-    def choose(self, spec_fingerprint: str, without: Collection[Path] = ()) -> Chosen:
+    def choose(self, spec_fingerprint: Mapping[str, str], without: Collection[Path] = ()) -> Chosen:
         """The newest checkpoint that can be used, and is none of ``without``."""
 
 
@@ -121,7 +121,7 @@ class NoCheckpoints:
         written = f"{folder} ({len(files)} files)"
         raise CheckpointError(f"no checkpoint {written} after step {state.step}: the pods share no storage; set spec.storage")
 
-    def choose(self, spec_fingerprint: str, without: Collection[Path] = ()) -> Chosen:
+    def choose(self, spec_fingerprint: Mapping[str, str], without: Collection[Path] = ()) -> Chosen:
         """Nothing was kept."""
         return Chosen()
 
@@ -180,7 +180,7 @@ class CheckpointStore:
         folder = self.root / f"step-{step:06d}-{secrets.token_hex(3)}"
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            for unfinished in self._folders(complete=False):
+            for unfinished in self.folders(complete=False):
                 shutil.rmtree(unfinished)
             free_bytes = shutil.disk_usage(self.root).free
             if free_bytes < needed_bytes:
@@ -206,23 +206,23 @@ class CheckpointStore:
             (folder / MARK_BEGUN).replace(folder / MARK)
             for named in (folder, self.root):  # older ones are removed next: the name must outlive a loss of power
                 _sync_folder(named)
-            before = [other for other in self._folders(complete=True) if _step_of(other) < state.step]
+            before = [other for other in self.folders(complete=True) if _step_of(other) < state.step]
             kept = {folder, *before[max(len(before) - self._keep + 1, 0) :]}
-            for other in self._folders():
+            for other in self.folders():
                 if other not in kept:
                     shutil.rmtree(other)
         except OSError as error:
             raise _disk_error(folder, error) from error
 
-    def choose(self, spec_fingerprint: str, without: Collection[Path] = ()) -> Chosen:
+    def choose(self, spec_fingerprint: Mapping[str, str], without: Collection[Path] = ()) -> Chosen:
         """See the protocol; looks at the sizes of files, not into them.
 
         Raises:
             CheckpointError: the newest that is whole was written under a spec that differs where it must not, or there are some and
                 none is whole.
         """
-        complete, skipped = self._folders(complete=True), []
-        for folder in reversed(self._folders()):
+        complete, skipped = self.folders(complete=True), []
+        for folder in reversed(self.folders()):
             if folder not in complete:
                 skipped.append(f"checkpoint {folder.name} was not finished and is skipped")
                 continue
@@ -247,14 +247,23 @@ class CheckpointStore:
             )
         return Chosen(skipped=tuple(skipped))
 
+    def clear(self) -> None:
+        """Remove all checkpoints.
+
+        Raises:
+            OSError: one cannot be removed.
+        """
+        for folder in self.folders():
+            shutil.rmtree(folder)
+
     def _read(self, folder: Path) -> DriverState:
         try:
             raw = json.loads((folder / STATE_FILE).read_text())
-            return DriverState(done=tuple(raw.pop("done")), **raw)
+            return DriverState(done=tuple(raw.pop("done")), spec_fingerprint=dict(raw.pop("spec_fingerprint")), **raw)
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise CheckpointError(f"{folder / STATE_FILE} cannot be read: {error}") from error
 
-    def _folders(self, *, complete: bool | None = None) -> list[Path]:
+    def folders(self, *, complete: bool | None = None) -> list[Path]:
         """Of checkpoints, by step: all, or those with the mark, or those without."""
         named = [folder for folder in self.root.glob("step-*") if FOLDER_NAME.fullmatch(folder.name)]
         found = sorted(named, key=lambda folder: (_step_of(folder), folder.name))
@@ -278,11 +287,13 @@ def _marked_files(folder: Path) -> tuple[FileSum, ...]:
         raise CheckpointError(f"{folder / MARK} cannot be read: {error}") from error
 
 
-def _require_same_spec(folder: Path, state: DriverState, spec_fingerprint: str) -> None:
-    if state.spec_fingerprint != spec_fingerprint:
+def _require_same_spec(folder: Path, state: DriverState, spec_fingerprint: Mapping[str, str]) -> None:
+    names = sorted({*state.spec_fingerprint, *spec_fingerprint})
+    changed = [f"spec.{name}" for name in names if state.spec_fingerprint.get(name) != spec_fingerprint.get(name)]
+    if changed:
         raise CheckpointError(
-            f"{folder} was written under another spec: model, data, seed, rollout sizes and trainer placement must stay the same "
-            "(training.steps may grow); start again in another run folder (locally: --overwrite) or restore the spec"
+            f"{folder} was written under another spec: {', '.join(changed)} changed, and must stay the same except for limits of time and "
+            "memory; restore the spec (spec.yaml in the run folder is the one of the last attempt), or start in another run folder"
         )
 
 

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -85,7 +85,7 @@ class LoopConfig:
     """0: only at the end and on an interruption."""
     asynchronous_checkpoints: bool = True
     """Steps wait for the copy to host memory only."""
-    spec_fingerprint: str
+    spec_fingerprint: Mapping[str, str]
     critic_warmup_steps: int = 0
     """Steps at the beginning in which the policy is not trained."""
 

@@ -4,6 +4,7 @@
 
     <run>/
       .rljob-run            marks the folder as a run's; without it nothing is ever overwritten
+      .rljob-lock           held by a run on this machine that is in progress (entry.run_place)
       spec.yaml             the resolved spec
       models.json           commits of models that came from a Hub (job.models)
       metrics.jsonl         one line a step                 (report.names documents each metric)
@@ -31,6 +32,7 @@ from rljob_runtime.errors import SetupError
 from rljob_runtime.report.disk import require_space, writing
 from rljob_runtime.sandbox import RUN_MARKER
 
+LOCK_FILE = ".rljob-lock"
 _MINIMUM_FREE_BYTES = 64 * 1024 * 1024
 """Below this a run is refused at once: logs, events and the report (5 MB) alone would fill the disk."""
 

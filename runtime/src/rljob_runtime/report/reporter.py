@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from rljob_runtime.errors import Interrupted, RuntimeFault
 from rljob_runtime.records import StepRecord, Trajectory
 from rljob_runtime.report.activity import PHASE_OF_CALL, ActivityWriter
-from rljob_runtime.report.disk import replace_text
+from rljob_runtime.report.disk import replace_text, writing
 from rljob_runtime.report.display import Display, Level, PhaseView, RunInfo
 from rljob_runtime.report.folder import RunFolder
 from rljob_runtime.report.jsonl import Clock, JsonLinesWriter, Row, encodable, number_of, read_rows, truncate_after
@@ -122,6 +122,9 @@ class Reporter:
         """Write spec.yaml, truncate what an earlier attempt left; returns the last kept steps and the seconds spent before."""
         folder = self._folder
         replace_text(folder.spec_yaml, self._info.spec_yaml, "the resolved spec")
+        for result in (folder.summary_json, folder.report_html):  # of the attempt that is gone on from: this one has not ended
+            with writing(result, "the result of an earlier attempt"):
+                result.unlink(missing_ok=True)
         last = resumed_step or 0
         rows = [*read_rows(folder.metrics_jsonl), *read_rows(folder.timeline_jsonl), *read_rows(folder.events_jsonl)]
         times = [t for row in rows for key in ("wall_s", "end_s") if math.isfinite(t := number_of(row, key))]

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from rljob_runtime.errors import DataError
@@ -14,7 +15,7 @@ from rljob_runtime.rewards.code_runner import CodeRunner, Outcome, Run
 
 _FENCE = re.compile(r"```[ \t]*+(\w++)?[^\n]*+\n(.*?)```", re.DOTALL)
 """Possessive: a long line without an end would take quadratic time otherwise."""
-_PYTHON = {"python", "python3", "py", ""}
+_PYTHON = {"python", "python3", "py"}
 _BUDGET = 0.9
 """Share of the reward's own limit after which the remaining tests fail, so that slow code is a wrong answer and no time-out."""
 
@@ -63,9 +64,11 @@ def load_code(settings: CodeSettings, runner: CodeRunner) -> Callable[[str, str,
 
 
 def extract_code(response: str) -> str:
-    """The last fenced block of Python after the thinking, else the whole rest."""
+    """The last fenced block of Python after the thinking, else the last one without a language, else the whole rest."""
     text = response.rpartition("</think>")[2].rpartition("<|begin_of_solution|>")[2]
-    blocks = [body for language, body in _FENCE.findall(text) if language.lower() in _PYTHON]
+    found = [(language.lower(), body) for language, body in _FENCE.findall(text)]
+    # What a program prints is often shown in a block without a language.
+    blocks = [body for language, body in found if language in _PYTHON] or [body for language, body in found if not language]
     return (blocks[-1] if blocks else text).strip()
 
 
@@ -143,8 +146,8 @@ def _lines(text: str) -> list[str]:
 
 def _same_numbers(ours: Sequence[str], theirs: Sequence[str]) -> bool:
     try:
-        return len(ours) == len(theirs) and all(float(a) == float(b) for a, b in zip(ours, theirs, strict=True))
-    except ValueError:
+        return len(ours) == len(theirs) and all(Decimal(a) == Decimal(b) for a, b in zip(ours, theirs, strict=True))
+    except InvalidOperation:
         return list(ours) == list(theirs)
 
 

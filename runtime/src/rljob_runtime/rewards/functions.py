@@ -10,6 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any
 
 from rljob_api.vocabulary import Extraction, RewardType
@@ -23,6 +24,12 @@ from rljob_runtime.rewards.ifeval import follows
 RewardFunction = Callable[[str, str, str, Mapping[str, object]], object]
 """``function(prompt, response, answer, metadata)``: a number or a mapping with ``score``."""
 
+_MATH = re.compile(r"(?<!\\)\$|\\boxed|\\\(|\\\[|\\begin\{")
+"""What math-verify reads LaTeX in."""
+_PLAIN_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)?(?:\.\d+)?(?:\s*/\s*\d+)?(?:\s*%|\s+[A-Za-z]+)?")
+"""A number or fraction, perhaps with a unit: as LaTeX a unit would be a product of variables, and ``1 234`` one of numbers."""
+_SCIENTIFIC = re.compile(r"[-+]?\d+(?:\.\d+)?[eE][-+]?\d{1,3}")
+_SENTENCE = re.compile(r"[A-Za-z]{2,}\s+[A-Za-z]{2,}")
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?\.\d+")
 
 
@@ -73,9 +80,9 @@ def load(config: RewardConfig, folder: str | None, runner: CodeRunner | None = N
         case RewardType.TASK:
             return _load_task()
         case RewardType.EXACT_MATCH:
-            return _exact_match(ignore_case=bool(config.params.get("ignore_case", False)))
+            return _exact_match(config.extraction, ignore_case=bool(config.params.get("ignore_case", False)))
         case RewardType.MATH_VERIFY:
-            return _load_math_verify(config.params)
+            return _load_math_verify(config)
         case RewardType.MATH_RULE:
             return _load_math_rule(config.params)
         case RewardType.MULTIPLE_CHOICE:
@@ -92,8 +99,10 @@ def load(config: RewardConfig, folder: str | None, runner: CodeRunner | None = N
             raise RewardSetupError(f"reward {config.name!r}: a judge scores by its words; judging.words reads them")
 
 
-def _exact_match(*, ignore_case: bool) -> RewardFunction:
+def _exact_match(extraction: Extraction, *, ignore_case: bool) -> RewardFunction:
     def score(_prompt: str, response: str, answer: str, _metadata: Mapping[str, object]) -> float:
+        if extraction is Extraction.LAST_NUMBER:
+            answer = answer.replace(",", "")  # as in the number that was found
         if ignore_case:
             return float(response.strip().casefold() == answer.strip().casefold())
         return float(response.strip() == answer.strip())
@@ -128,24 +137,39 @@ def _reference_value(answer: str) -> Any:
     Raises:
         DataError: nothing.
     """
-    from math_verify import parse
-
     # It logs each answer it cannot parse, and warns that its signal-based limit is off; ours applies instead.
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    gold = parse(_as_math(answer), parsing_timeout=None)
+    gold = _value(answer)
     if not gold:
         raise DataError(f"math-verify finds no value in the reference answer {answer[:60]!r}; fix the data or use ExactMatch")
     return gold
 
 
-def _load_math_verify(params: Mapping[str, object]) -> RewardFunction:
+def _value(text: str) -> Any:
+    """What math-verify finds in an answer alone, such as ``2k+2``: outside of LaTeX it would pick one of the numbers.
+
+    verl boxes references for that (``verl.utils.reward_score.math_verify``).
+    """
+    from math_verify import parse
+
+    text = text.strip()
+    if _SCIENTIFIC.fullmatch(text):
+        text = f"{Decimal(text):f}"
+    is_sentence = "\\" not in text and _SENTENCE.search(text)
+    as_it_is = _MATH.search(text) or _PLAIN_NUMBER.fullmatch(text) or is_sentence
+    found = [] if as_it_is else parse(f"${text}$", parsing_timeout=None)
+    return found or parse(text, parsing_timeout=None)
+
+
+def _load_math_verify(config: RewardConfig) -> RewardFunction:
     from math_verify import parse, verify
 
-    options = dict(params)
+    options, is_whole = dict(config.params), config.extraction is Extraction.WHOLE
 
     def score(_prompt: str, response: str, answer: str, _metadata: Mapping[str, object]) -> float:
         gold = _reference_value(answer)
-        return float(verify(gold, parse(_as_math(response), parsing_timeout=None), timeout_seconds=None, **options))
+        found = parse(_as_math(response), parsing_timeout=None) if is_whole else _value(response)
+        return float(verify(gold, found, timeout_seconds=None, **options))
 
     score("", "1", "1", {})
     return score
@@ -213,7 +237,7 @@ def _keywords(params: Mapping[str, object]) -> Mapping[str, Any]:
 
 def _as_math(text: str) -> str:
     """Put bare LaTeX between dollars: math-verify reads LaTeX only inside an environment."""
-    return f"${text}$" if "\\" in text and "$" not in text and "\\boxed" not in text else text
+    return f"${text}$" if "\\" in text and not _MATH.search(text) else text
 
 
 def _load_function(config: RewardConfig, folder: str | None) -> RewardFunction:

@@ -7,6 +7,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,9 +123,23 @@ def test_an_attempt_goes_on_from_the_newest_complete_checkpoint_of_its_own_spec(
     assert resumed.chosen.state == state
     assert [note for note in resumed.notes if "was not finished and is skipped" in note]
     assert prepare(checked, folder, NoCheckpoints(), resume=True, job_folder=None, model_folder=None).chosen.state is None
-    other = check(job(Path("other"), steps=9))
-    with pytest.raises(CheckpointError, match="was written under another spec"):
+    other = check(job(Path("other"), steps=9, seed=5))
+    with pytest.raises(CheckpointError, match=r"was written under another spec: spec.model, spec.seed changed, and must stay"):
         prepare(other, folder, store, resume=True, job_folder=None, model_folder=None)
+
+
+def test_limits_steps_and_validation_may_change_before_a_resume() -> None:
+    def fingerprint(steps: int, **reward: Any) -> dict[str, str]:
+        document = job(Path("m"), steps=steps)
+        for entry in document["spec"]["rewards"]:
+            entry |= reward
+        if reward:
+            document["spec"]["data"]["validation"] = document["spec"]["data"]["train"]
+            document["spec"]["validation"] = {"everySteps": 5}
+        return spec_fingerprint(check(document).job.spec)
+
+    assert fingerprint(9) == fingerprint(20, timeoutSeconds=30, memoryBytes=1 << 30)
+    assert fingerprint(9) != fingerprint(9, weight=0.5)
 
 
 @pytest.mark.parametrize(("stops_before", "stops_after", "evicted"), [(True, True, True), (False, True, False), (False, False, False)])
@@ -195,7 +210,7 @@ def test_a_run_that_ends_is_not_disturbed_by_the_watch() -> None:
 def test_the_newest_checkpoints_are_kept_as_many_as_asked_for(tmp_path: Path, keep: int) -> None:
     store = CheckpointStore(tmp_path, keep=keep)
     for step in range(1, 2 * keep + 2):
-        state = DriverState(step=step, source_state={}, first_prompt=0, done=(), rule_state={}, spec_fingerprint="f")
+        state = DriverState(step=step, source_state={}, first_prompt=0, done=(), rule_state={}, spec_fingerprint={"seed": "f"})
         store.complete(store.begin(step, 0), state, ())
         steps = sorted(int(found.parent.name.split("-")[1]) for found in tmp_path.glob("step-*/COMPLETE"))
         assert steps == list(range(max(step - keep, 0) + 1, step + 1))

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from rljob_api.reading import manifest
-from rljob_api.v1alpha1 import RLJobSpec
+from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.validation import check as checked
 from rljob_runtime.entry import local_checks, local_run
 from rljob_runtime.entry.local_run import run_job
@@ -22,8 +22,12 @@ from rljob_runtime.report import FolderMode, PlainDisplay, Reporter, RunFolder, 
 from tests.integration.jobs import job
 
 
+def a_job(**changes: Any) -> RLJob:
+    return manifest.to_job(manifest.Document(data=job(Path("m"), steps=1, **changes)))
+
+
 def spec(**changes: Any) -> RLJobSpec:
-    return manifest.to_job(manifest.Document(data=job(Path("m"), steps=1, **changes))).spec
+    return a_job(**changes).spec
 
 
 def test_fields_that_do_nothing_here_are_listed_once_and_others_are_not() -> None:
@@ -56,12 +60,12 @@ def test_fields_that_do_nothing_here_are_listed_once_and_others_are_not() -> Non
 
 def test_a_checkpoint_path_on_the_volume_becomes_the_run_folder_and_is_reported(tmp_path: Path) -> None:
     storage = {"claimName": "disk", "mountPath": "/storage"}
-    on_volume = spec(storage=storage, checkpoint={"path": "/storage/checkpoints"})
+    on_volume = a_job(storage=storage, checkpoint={"path": "/storage/checkpoints"})
     assert local_checks.checkpoint_folder(on_volume, tmp_path) == tmp_path
-    assert "spec.checkpoint.path /storage/checkpoints lies on the volume" in local_checks.notes(on_volume)[1]
-    elsewhere = spec(checkpoint={"path": "/data/checkpoints"})
-    assert local_checks.checkpoint_folder(elsewhere, tmp_path) == Path("/data/checkpoints")
-    assert local_checks.checkpoint_folder(spec(), tmp_path) == tmp_path
+    assert "spec.checkpoint.path /storage/checkpoints lies on the volume" in local_checks.notes(on_volume.spec)[1]
+    elsewhere = a_job(checkpoint={"path": "/data/checkpoints"})
+    assert local_checks.checkpoint_folder(elsewhere, tmp_path) == Path("/data/checkpoints") / elsewhere.metadata.name
+    assert local_checks.checkpoint_folder(a_job(), tmp_path) == tmp_path
 
 
 def test_a_secret_comes_from_the_environment_and_is_named_when_it_is_not_there() -> None:

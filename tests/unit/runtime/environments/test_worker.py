@@ -172,7 +172,10 @@ def test_an_empty_action_is_an_action(make_player) -> None:
     [
         ({"kind": "FrozenSea"}, "environment type 'FrozenSea' is unknown; use FrozenLake, Sokoban, ReasoningGym, ToolUse, Chat, or name"),
         ({"parameters": {"sise": 4}}, "parameters of FrozenLake: sise: Extra"),
-        ({"kind": "ReasoningGym", "parameters": {"task": "basic_arithmetics"}}, "reasoning-gym has no task .*did you mean basic_arithmetic"),
+        (
+            {"kind": "ReasoningGym", "parameters": {"task": "basic_arithmetics"}},
+            "reasoning-gym has no task .*did you mean basic_arithmetic",
+        ),
     ],
 )
 def test_what_cannot_be_set_up_is_refused(make_player, changes, message) -> None:

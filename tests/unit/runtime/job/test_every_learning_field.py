@@ -524,7 +524,7 @@ def wired(spec: RLJobSpec, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "publisher.on_running": parts.publisher.on_running,
         "batching": parts.batches.batching,
         "ranks_per_share": parts.workers.trainer.ranks_per_share,
-        "loop": replace(loop, spec_fingerprint=""),
+        "loop": replace(loop, spec_fingerprint={}),
         "policy": policy,
     }
     if validator is not None:

@@ -37,7 +37,7 @@ CONFIG = LoopConfig(
     step_timeout_s=10.0,
     take_timeout_s=10.0,
     checkpoint_every_steps=0,
-    spec_fingerprint="f",
+    spec_fingerprint={"seed": "f"},
 )
 
 

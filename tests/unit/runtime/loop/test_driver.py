@@ -32,7 +32,7 @@ def test_every_step_is_trained_published_and_reported_once(tmp_path: Path) -> No
     assert [m["version"] for m in run.metrics()] == [1, 2, 3, 4]
     assert all(m["staleness/max"] == 0 for m in run.metrics())
     assert all(m["sync/probe_max_abs_diff"] == 0 for m in run.metrics())
-    newest = run.store.choose("f").folder
+    newest = run.store.choose({"seed": "f"}).folder
     assert newest is not None
     assert newest.name.startswith("step-000004")
 
@@ -42,10 +42,10 @@ def test_stopping_finishes_the_step_saves_and_a_resumed_run_goes_on_with_the_nex
     first.trainer.on_step = lambda step: first.stop.set() if step == 2 else None
     with pytest.raises(Interrupted, match="stopped after step 2 of 4"):
         first.drive()
-    newest = first.store.choose("f").folder
+    newest = first.store.choose({"seed": "f"}).folder
     assert newest is not None
     assert newest.name.startswith("step-000002")
-    state = first.store.choose("f").state
+    state = first.store.choose({"seed": "f"}).state
     assert state is not None
     second = Run(tmp_path, start=state)
     second.prompts.handed_out = int(str(state.source_state["next"]))
@@ -61,7 +61,7 @@ def test_a_trainer_whose_pod_is_drained_ends_the_run_with_a_checkpoint(tmp_path:
     run.trainer.on_step = lambda step: run.trainer.draining.set() if step == 2 else None
     with pytest.raises(Evicted, match="stopped after step 2 of 4, because the pod of trainer-0 was asked to end"):
         run.drive()
-    newest = run.store.choose("f").folder
+    newest = run.store.choose({"seed": "f"}).folder
     assert newest is not None
     assert newest.name.startswith("step-000002")
 
@@ -71,7 +71,7 @@ def test_a_driver_whose_run_another_one_has_taken_over_ends_before_it_records_or
     run.trainer.on_step = lambda step: CheckpointStore(run.store.root, keep=2).take("the second") if step == 3 else None
     with pytest.raises(SupersededError, match=r"belongs to another driver now: the second; this one, the first, writes nothing more"):
         run.drive()
-    newest = run.store.choose("f").folder
+    newest = run.store.choose({"seed": "f"}).folder
     assert newest is not None
     assert newest.name.startswith("step-000002")
     assert [m["step"] for m in run.metrics()] == [1, 2]
@@ -87,7 +87,7 @@ def test_a_dead_trainer_fails_the_run_and_keeps_the_last_checkpoint(tmp_path: Pa
     run.trainer.on_step = die
     with pytest.raises(WorkerLostError, match=r"worker trainer-0 is gone \(signal 9\); its log: trainer.log"):
         run.drive()
-    newest = run.store.choose("f").folder
+    newest = run.store.choose({"seed": "f"}).folder
     assert newest is not None
     assert newest.name.startswith("step-000002")
 

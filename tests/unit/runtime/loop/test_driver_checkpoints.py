@@ -24,13 +24,13 @@ def test_a_checkpoint_that_is_still_written_is_resumed_from_only_once_it_is_whol
     newest: list[int] = []
 
     def look(step: int) -> None:
-        state = CheckpointStore(run.store.root, keep=2).choose("f").state
+        state = CheckpointStore(run.store.root, keep=2).choose({"seed": "f"}).state
         newest.append(state.step if state else 0)
 
     run.trainer.on_step = look
     run.drive()
     assert newest == [0, 0, 1, 2], "while step n is trained, that of n - 1 is being written"
-    state = run.store.choose("f").state
+    state = run.store.choose({"seed": "f"}).state
     assert state is not None
     assert state.step == STEPS
 
@@ -74,7 +74,7 @@ def test_a_checkpoint_whose_files_cannot_be_written_fails_the_run_and_leaves_the
     run.trainer.finish_checkpoint = full  # type: ignore[method-assign]
     with pytest.raises(CheckpointError, match="no space left"):
         run.drive()
-    chosen = run.store.choose("f")
+    chosen = run.store.choose({"seed": "f"})
     assert chosen.state is not None
     assert chosen.state.step == 1
     assert "step-000002" in chosen.skipped[0]
@@ -91,7 +91,7 @@ def test_what_was_being_written_when_the_run_failed_is_kept(tmp_path: Path) -> N
     run.trainer.on_step = lose_a_reward
     with pytest.raises(WorkerLostError):
         run.drive()
-    state = run.store.choose("f").state
+    state = run.store.choose({"seed": "f"}).state
     assert state is not None
     assert state.step == 1
 
@@ -99,18 +99,18 @@ def test_what_was_being_written_when_the_run_failed_is_kept(tmp_path: Path) -> N
 def test_a_damaged_checkpoint_is_skipped_with_a_reason_and_none_is_overlooked(tmp_path: Path) -> None:
     run = Run(tmp_path, every=1)
     run.drive()
-    newest = run.store.choose("f").folder
+    newest = run.store.choose({"seed": "f"}).folder
     assert newest is not None
     (file,) = (newest / "policy").iterdir()
     file.write_text("")
-    older = run.store.choose("f")
+    older = run.store.choose({"seed": "f"})
     assert older.state is not None
     assert older.state.step == STEPS - 1
     assert older.skipped == (f"checkpoint {newest.name} is damaged and skipped: policy/updates has 0 bytes, 1 were written",)
     assert older.folder is not None
     (older.folder / "COMPLETE").write_text("3")
     with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* is whole"):
-        run.store.choose("f")
+        run.store.choose({"seed": "f"})
 
 
 def test_a_checkpoint_that_does_not_fit_is_not_begun(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_restart_trains_the_same_batches_again_and_has_only_the_rest_generated
     first.trainer.on_step = die
     with pytest.raises(WorkerLostError):
         first.drive()
-    second = Run(tmp_path, start=first.store.choose("f").state, goes_on=True)
+    second = Run(tmp_path, start=first.store.choose({"seed": "f"}).state, goes_on=True)
     second.prompts.handed_out = int(str(second.start.source_state["next"])) if second.start else 0
     second.drive()
     whole = Run(tmp_path / "whole")
@@ -174,7 +174,7 @@ def test_only_complete_checkpoints_are_found_and_old_ones_go(tmp_path: Path) -> 
     run.drive()
     (run.store.root / "step-000009-abcdef").mkdir()
     assert sorted(p.name[:11] for p in run.store.root.glob("step-*")) == ["step-000003", "step-000004", "step-000009"]
-    newest = run.store.choose("f").folder
+    newest = run.store.choose({"seed": "f"}).folder
     assert newest is not None
     assert newest.name.startswith("step-000004")
 
@@ -183,7 +183,7 @@ def test_without_shared_storage_all_steps_are_trained_and_nothing_is_kept(tmp_pa
     run = Run(tmp_path, every=1, shared=False)
     run.drive()
     assert [m["step"] for m in run.metrics()] == [1, 2, 3, 4]
-    assert run.store.choose("f").folder is None
+    assert run.store.choose({"seed": "f"}).folder is None
     stopped = Run(tmp_path / "stopped", every=1, shared=False)
     stopped.trainer.on_step = lambda step: stopped.stop.set() if step == 2 else None
     with pytest.raises(Interrupted, match="stopped after step 2 of 4"):

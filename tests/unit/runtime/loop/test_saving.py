@@ -15,7 +15,7 @@ from tests.support.fake_workers import CountingTrainer
 from tests.support.job_workers import make_job_workers
 from tests.support.pace import HANG_S
 
-STATE = DriverState(step=1, source_state={}, first_prompt=0, done=(), rule_state={}, spec_fingerprint="f")
+STATE = DriverState(step=1, source_state={}, first_prompt=0, done=(), rule_state={}, spec_fingerprint={"seed": "f"})
 
 
 class Held(CheckpointStore):
@@ -63,4 +63,4 @@ async def test_a_checkpoint_that_is_being_completed_when_the_run_fails_is_comple
     store.goes_on.set()
     await rescuing
     assert (store.calls, notes.steps, notes.events) == (1, [1], [])
-    assert store.choose("f").state == STATE
+    assert store.choose({"seed": "f"}).state == STATE

@@ -121,6 +121,8 @@ def test_other_field_names(pools):
         ("```\nprint(1)\n```", "print(1)"),
         ("```python\na\n```\ntext\n```py\nb\n```", "b"),
         ("```python\na\n```\n```cpp\nb\n```", "a"),
+        ("```python\na\n```\nIt prints:\n```\n3\n```", "a"),
+        ("```\na\n```\nor\n```\nb\n```", "b"),
         ("<think>```python\na\n```</think>b", "b"),
     ],
 )
@@ -134,6 +136,7 @@ def test_code_is_the_last_block_of_python(response, code):
         ("1 2\n", "1 2", True),
         (" 1\n2 \n\n", "1\n2", True),
         ("1.0", "1", True),
+        ("9007199254740993", "9007199254740992.0", False),
         ("1\n2", "1 2", False),
         ("a  b", "a b", True),
         ("a", "b", False),

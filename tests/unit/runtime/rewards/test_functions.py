@@ -71,6 +71,49 @@ def test_math_verify(response, answer, score):
     assert load(config(RewardType.MATH_VERIFY), None)("", response, answer, {}) == score
 
 
+@pytest.mark.parametrize("kind", [RewardType.MATH_VERIFY, RewardType.MATH_RULE])
+@pytest.mark.parametrize(
+    ("answer", "right", "wrong"),
+    [
+        ("2k+2", "2k + 2", "2"),
+        ("3R^2", "3R^2", "3"),
+        ("y = 2x + 3", "y=2x+3", "3"),
+        ("6 - 5i", "6-5i", "5"),
+        ("1,-2", "-2, 1", "1"),
+        ("3,5,7", "3,5,7", "3.5"),
+        ("(6,31,-1)", "(6, 31, -1)", "31"),
+        ("[-2,7]", "[-2,7]", "(-2,7)"),
+        ("(0, 1)", "(0,1)", "1"),
+        ("2^{10}", "1024", "2"),
+        ("x^2+1", "1+x^2", "1"),
+        ("A", "A", "B"),
+        ("1.5e3", "1500", "1.5"),
+        ("1,234", "1234", "1"),
+        ("5 hours", "5", "6"),
+        ("50%", "0.5", "5"),
+        ("$12.50", "12.5", "12"),
+        (r"12\pi", r"12\pi", "12"),
+        ("$x^2+1$", "x^2+1", "1"),
+    ],
+)
+def test_references_are_read_as_a_whole_and_not_as_one_of_their_numbers(kind, answer, right, wrong):
+    score = load(config(kind), None)
+    assert (score("", rf"\boxed{{{right}}}", answer, {}), score("", rf"\boxed{{{wrong}}}", answer, {})) == (1.0, 0.0)
+    if kind is RewardType.MATH_VERIFY:
+        extracted = load(config(kind, extraction=Extraction.BOXED), None)
+        assert (extracted("", right, answer, {}), extracted("", wrong, answer, {})) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("response", [r"Hence \[ x = \frac{3}{4} \]", r"The area is \( \frac{3}{4} \) square units.", "$x = 3/4$"])
+def test_math_of_a_response_stays_in_its_own_environment(response):
+    assert load(config(RewardType.MATH_VERIFY), None)("", response, r"\frac{3}{4}", {}) == 1.0
+
+
+def test_the_last_number_is_compared_without_commas():
+    score = load(config(extraction=Extraction.LAST_NUMBER), None)
+    assert score("", extract("Total: 1,234", config(extraction=Extraction.LAST_NUMBER)) or "", "1,234", {}) == 1.0
+
+
 def test_math_verify_tells_an_unreadable_reference_answer():
     with pytest.raises(RuntimeError, match="finds no value in the reference answer 'see above'"):
         load(config(RewardType.MATH_VERIFY), None)("", "1", "see above", {})
