@@ -341,6 +341,9 @@ def test_tensor_parallel_ranks_read_shared_memory_themselves(tmp_path: Path) -> 
     for engine in started(save(new_model(tied=True, seed=0), tmp_path), tensor_parallel_size=2):
         as_read = AS_READ[engine]
         assert len(as_read) == 2
+        queues = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/psm_" in line]
+        assert queues
+        assert all(line.endswith("(deleted)") for line in queues), "shared memory that stays when the engine is killed"
         push_shared(engine, model, 1)
         assert all(after != before for after, before in zip(multiplied_bits(engine), as_read, strict=True))
         push_shared(engine, new_model(tied=True, seed=0), 2)

@@ -226,6 +226,13 @@ class EngineContract:
                 assert tokens(completion) == tuple(greedy.tolist())
             assert (completion.finish_reason, len(tokens(completion))) == ("length", 12)
 
+    @pytest.mark.parametrize("left", [12, 6, 1])
+    def test_a_response_fills_what_a_prompt_leaves(self, engine: Engine, left: int) -> None:
+        """Episodes and continued responses come to the end of the longest sequence token by token."""
+        prompt = tuple(3 + place % 50 for place in range(MAX_LEN - left))
+        done = generate(engine, [request("long", Sampling(max_tokens=left), 0, prompt)])["long"]
+        assert (len(done.segment), done.finish_reason) == (left, "length")
+
     def test_stop_tokens_end_a_response_and_stay_in_it(self, engine: Engine) -> None:
         free = tokens(generate(engine, [request("free", Sampling(max_tokens=12, temperature=0.0))])["free"])
         stop = free[5]

@@ -108,6 +108,15 @@ def _max_model_len(spec: RLJobSpec) -> Iterator[FieldError]:
             yield _error(f"{path}.extraArgs.max_model_len", value, problem, "remove it, or lower those")
 
 
+def _speculation(spec: RLJobSpec) -> Iterator[FieldError]:
+    """vLLM refuses such requests of its HTTP server (``_validate_spec_decode``), and its sampler of drafted tokens has no min-p."""
+    for path, engine in _engines(spec):
+        speculates = engine.type is EngineType.VLLM and engine.extra_args.get("speculative_config") is not None
+        if speculates and spec.rollout.min_p > 0:
+            problem = f"samples without rollout.minP {spec.rollout.min_p:g}, which vLLM's speculative decoding does not have"
+            yield _error(f"{path}.extraArgs.speculative_config", None, problem, "remove one of them; topK and topP can stay")
+
+
 def _scheduling_ahead(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
     """On CPU vLLM sets ``async_scheduling`` to false, whatever is asked for."""
     for index, component in spec.with_role(Role.ROLLOUT):
@@ -125,7 +134,7 @@ def _engines(spec: RLJobSpec) -> Iterator[tuple[str, Engine]]:
             yield f"spec.components[{index}].engine", component.engine
 
 
-RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_own_arguments, _max_model_len)
+RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_own_arguments, _max_model_len, _speculation)
 """Rules between fields, each independent of the others."""
 
 PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (_scheduling_ahead,)

@@ -174,9 +174,22 @@ def test_options_as_words() -> None:
 
 
 def test_a_cache_that_holds_no_request_is_refused_with_the_size_that_does() -> None:
-    small = EngineConfig(model_path="m", max_model_len=32, kv_cache_bytes=TOKEN_BYTES * 31, threads=1)
-    with pytest.raises(ModelError, match=rf"holds 31 tokens .* may have 32; write at least {TOKEN_BYTES * 32}"):
+    small = EngineConfig(model_path="m", max_model_len=32, kv_cache_bytes=TOKEN_BYTES * 37, threads=1)
+    with pytest.raises(ModelError, match=rf"holds 37 tokens .* may have 32; write at least {TOKEN_BYTES * 38}"):
         server_arguments(small, MODEL)
+
+
+@pytest.mark.parametrize(
+    ("size", "model", "numbers"),
+    [
+        (2, {}, 2 * 1 * 16),
+        (4, {}, 2 * 1 * 16),  # each of two heads on two devices
+        (4, {"kv_lora_rank": 24, "qk_rope_head_dim": 8}, 24 + 8),
+    ],
+)
+def test_the_cache_of_a_device_holds_what_sglang_keeps_there(size: int, model: dict[str, int], numbers: int) -> None:
+    found = server_arguments(config(tensor_parallel_size=size), SimpleNamespace(**vars(MODEL), **model))
+    assert found["max_total_tokens"] == TOKEN_BYTES * 40 // (3 * numbers * 4)
 
 
 def test_a_bucket_travels_as_it_is() -> None:

@@ -18,6 +18,9 @@ from rljob_runtime.errors import ModelError, SetupError
 CHILD_TIMEOUT_S = 300.0
 """Importing SGLang takes seconds, on a busy machine with a cold disk minutes."""
 _CHILD = Path(__file__).with_name("arguments_child.py")
+RESERVE_TOKENS = 6
+"""Of a context SGLang keeps these to itself: prompts have fewer than ``context_length - 6`` tokens, prompt and response together at most
+``context_length - 2`` (``max_req_input_len`` and ``max_req_len`` of its ``tp_worker.py`` and ``scheduler.py``)."""
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -42,7 +45,7 @@ def server_arguments(config: EngineConfig, model_config: Any) -> dict[str, Any]:
         "trust_remote_code": config.trust_remote_code,
         "dtype": config.dtype,
         "load_format": config.load_format,
-        "context_length": config.max_model_len,
+        "context_length": config.max_model_len + RESERVE_TOKENS,
         "max_running_requests": config.max_num_seqs,
         "tp_size": config.tensor_parallel_size,
         "disable_radix_cache": not config.enable_prefix_caching,
@@ -70,18 +73,25 @@ def server_arguments(config: EngineConfig, model_config: Any) -> dict[str, Any]:
 
 def _cache_tokens(config: EngineConfig, model_config: Any) -> int:
     """Tokens whose keys and values fit ``kv_cache_bytes`` of one device."""
+    token_bytes = int(model_config.num_hidden_layers) * _cached_numbers(config, model_config) * _DTYPE_BYTES[config.dtype]
+    tokens, least = int(config.kv_cache_bytes or 0) // token_bytes, config.max_model_len + RESERVE_TOKENS
+    if tokens < least:
+        raise ModelError(
+            f"engine.kvCacheBytes {config.kv_cache_bytes} holds {tokens} tokens of this model, one request may have "
+            f"{config.max_model_len}; write at least {token_bytes * least}"
+        )
+    return tokens
+
+
+def _cached_numbers(config: EngineConfig, model_config: Any) -> int:
+    """Of a token in one layer on one device: heads are divided, but not shared by devices (``get_num_kv_heads`` of SGLang)."""
+    latent = getattr(model_config, "kv_lora_rank", None)
+    if latent is not None:
+        return int(latent) + int(model_config.qk_rope_head_dim)
     heads = int(model_config.num_attention_heads)
     key_heads = int(getattr(model_config, "num_key_value_heads", None) or heads)
     head_size = int(getattr(model_config, "head_dim", None) or model_config.hidden_size // heads)
-    token_bytes = 2 * int(model_config.num_hidden_layers) * key_heads * head_size * _DTYPE_BYTES[config.dtype]
-    tokens = int(config.kv_cache_bytes or 0) * config.tensor_parallel_size // token_bytes
-    if tokens < config.max_model_len:
-        least = token_bytes * config.max_model_len // config.tensor_parallel_size
-        raise ModelError(
-            f"engine.kvCacheBytes {config.kv_cache_bytes} holds {tokens} tokens of this model, one request may have "
-            f"{config.max_model_len}; write at least {least}"
-        )
-    return tokens
+    return 2 * max(1, key_heads // config.tensor_parallel_size) * head_size
 
 
 def command_line(arguments: Mapping[str, Any]) -> list[str]:

@@ -357,17 +357,16 @@ class SglangSession:
         """Take one piece of a response; why it ended, or None where it goes on."""
         meta = piece["meta_info"]
         self.counters.steps += 1
+        was_ended = active.aborted or active.response.stopped
+        if (ended := meta["finish_reason"]) is not None and ended["type"] == "abort" and not was_ended:
+            raise RefusedError(f"it was aborted by the server: {ended}")
         self.counters.generated_tokens += active.response.take(piece)
         if not active.begun:
             self.counters.prompt_tokens += meta.get("prompt_tokens", 0)
             self.counters.cached_tokens += meta.get("cached_tokens", 0)
             active.begun = True
-        if (ended := meta["finish_reason"]) is not None:
-            if active.response.stopped:
-                return "stop"
-            if ended["type"] == "abort" and not active.aborted:
-                raise RefusedError(f"it was aborted by the server: {ended}")
-            return str(ended["type"])
+        if ended is not None:
+            return "stop" if active.response.stopped else str(ended["type"])
         if active.response.stopped or active.aborted:
             self._end(active)
         return None

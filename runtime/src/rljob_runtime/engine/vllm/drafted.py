@@ -27,8 +27,15 @@ def repair_drafted_sampling() -> None:
     """Have vLLM's CPU runner sample drafted tokens with the settings of their requests.
 
     vLLM's own function hands its C++ kernel copies of the arguments as integers, and leaves the result uninitialized: temperature and
-    top-p of every drafted token are then random bytes, and so are its log-probs, with no error.
+    top-p of every drafted token are then random bytes, and so are its log-probs, with no error. With top-k, a step in which no request has
+    a draft ends the engine: vLLM takes the maximum of no values.
     """
     from vllm.v1.sample import rejection_sampler
 
     rejection_sampler.expand_batch_to_tokens = expanded
+    constrain = rejection_sampler.apply_sampling_constraints
+
+    def constrained(logits: torch.Tensor, *arguments: object, **keywords: object) -> torch.Tensor:
+        return constrain(logits, *arguments, **keywords) if len(logits) else logits
+
+    rejection_sampler.apply_sampling_constraints = constrained

@@ -38,6 +38,7 @@ from rljob_runtime.engine.vllm.response import Response
 from rljob_runtime.engine.vllm.routes import routes_of
 from rljob_runtime.engine.vllm.sampling import sampling_params
 from rljob_runtime.engine.vllm.served_adapters import ADAPTER, install_empty, install_received, reload_model
+from rljob_runtime.engine.vllm.shared_queues import remove_names
 from rljob_runtime.engine.vllm.updating import WeightUpdates
 from rljob_runtime.errors import DeadlineError, ModelError, RuntimeFault, WeightSyncError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
@@ -93,11 +94,9 @@ class VllmLoop:
         )
         self.residence = EngineResidence(config.release != "never")
         self._discards = config.release != "copy"
-        self._memory: EngineMemory
-        if current_platform.is_cpu():
-            self._memory = CpuMemory(self.core, config.release != "never")
-        else:
-            self._memory = CudaMemory(self.core, not self._discards)
+        self._memory: EngineMemory = (
+            CpuMemory(self.core, config.release != "never") if current_platform.is_cpu() else CudaMemory(self.core, not self._discards)
+        )
         self.generated_tokens = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -121,6 +120,9 @@ class VllmLoop:
         if self._adapter is not None:
             self.core.collective_rpc(install_empty)
         self._warm_up()
+        if config.num_processes > 1:
+            remove_names()
+            self.core.collective_rpc(remove_names)
 
     def close(self) -> None:
         """Free the model and the executor's processes."""
@@ -444,7 +446,7 @@ class VllmLoop:
     def _validated(self, params: SamplingParams) -> SamplingParams:
         """Run vLLM's own checks once per template and fill in the model's end-of-sequence tokens."""
         processor = self._engine.input_processor
-        params.verify(self._engine.model_config, None, None, None)
+        params.verify(self._engine.model_config, self._engine.vllm_config.speculative_config, None, None)
         params.update_from_generation_config(processor.generation_config_fields, None)
         return params
 
