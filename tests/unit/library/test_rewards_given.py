@@ -29,7 +29,7 @@ def test_a_function_becomes_a_reward_and_an_entry_of_its_name_keeps_the_rest(tmp
     assert made[0]["weight"] == 0.5
     assert made[0]["readPaths"] == ["/data", str(tmp_path)]
     assert made[1] == {"name": "answer", "type": "Task"}
-    assert made[2]["parameters"] == {"file": str(tmp_path / "other.pkl")}
+    assert made[2]["parameters"] == {"file": str(tmp_path / "other.pkl"), "arguments": {}}
     assert manifest["spec"]["rewards"][0] == {"name": "brevity", "weight": 0.5, "readPaths": ["/data"]}, "the caller's stays as it was"
     assert rewards.with_functions(manifest, {}, tmp_path) == manifest
 
@@ -43,7 +43,7 @@ def test_names_come_from_the_functions() -> None:
     with pytest.raises(RewardSetupError, match="without a name of its own"):
         rewards.named(lambda prompt, response, answer, metadata: 1.0)
     with pytest.raises(RewardSetupError, match=r"rewards\['x'\]\(response\) cannot be called.*prompt, response, answer, metadata"):
-        rewards.named({"x": lambda response: 1.0})
+        rewards.with_functions({}, {"x": lambda response: 1.0}, Path())
     with pytest.raises(RewardSetupError, match=r"rewards\['x'\] is a int; give a function"):
         rewards.named({"x": 3})  # type: ignore[dict-item]
 
@@ -60,6 +60,21 @@ reward = load(RewardConfig(name="length", type=RewardType.FUNCTION, function={en
 print(reward("p", "eight ch", "a", {{}}))
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path).stdout == "2.0\n"
+
+
+def shortness(prompt: str, response: str, answer: str, metadata: object, *, limit: int) -> float:
+    return float(len(response) <= limit)
+
+
+def test_a_function_gets_the_parameters_of_its_entry(tmp_path: Path) -> None:
+    functions = rewards.named({"short": shortness})
+    rewards.write(functions, tmp_path)
+    manifest = {"spec": {"rewards": [{"name": "short", "parameters": {"limit": 3}}]}}
+    (entry,) = rewards.with_functions(manifest, functions, tmp_path)["spec"]["rewards"]
+    score = load(RewardConfig(name="short", type=RewardType.FUNCTION, function=entry["function"], params=entry["parameters"]), None)
+    assert [score("p", text, "a", {}) for text in ("abc", "abcd")] == [1.0, 0.0]
+    with pytest.raises(RewardSetupError, match="missing a required argument: 'limit'"):
+        rewards.with_functions({}, functions, tmp_path)
 
 
 def test_a_function_that_cannot_travel_is_refused_with_its_name(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rljob_api.memory import ShapeReader
 
 KEYS = ("job", "matrix", "exclude")
-DIGEST = 6
+DIGEST = 8
 MAX_POINTS = 1000
 _PATH = re.compile(r"spec(\.[A-Za-z][A-Za-z0-9]*(\[[A-Za-z0-9_.-]+\])?)+")
 Json = dict[str, Any]

@@ -102,6 +102,12 @@ class _Stream:
         encoded, self.position = self._ready.popleft()
         return encoded
 
+    def has_unseen(self) -> bool:
+        """Whether a prompt of the first epoch is left; of a stream of which no later ones were taken."""
+        while not self._ready and self._ahead.epoch == 0:
+            self._prepare()
+        return bool(self._ready)
+
     def move_to(self, position: _Position) -> None:
         """Continue after ``position``."""
         self.position = self._ahead = position
@@ -204,7 +210,17 @@ class PromptSource:
 
     def next(self, count: int) -> list[Prompt]:
         """Return the next ``count`` prompts of the order. Raises DataError when a source has only too long ones."""
-        return [self._next_one() for _ in range(count)]
+        return [self._next_one(self._streams) for _ in range(count)]
+
+    def once(self, count: int) -> list[Prompt]:
+        """The first ``count`` prompts of the order, each entry at most once; not to be mixed with :meth:`next`.
+
+        Raises DataError when a source has only too long ones.
+        """
+        prompts: list[Prompt] = []
+        while len(prompts) < count and (left := [stream for stream in self._streams if stream.has_unseen()]):
+            prompts.append(self._next_one(left))
+        return prompts
 
     @property
     def num_prompts(self) -> int:
@@ -254,11 +270,11 @@ class PromptSource:
         for stream in self._streams:
             stream.move_to(_position(streams[stream.config.name]))
 
-    def _next_one(self) -> Prompt:
+    def _next_one(self, streams: Sequence[_Stream]) -> Prompt:
         # Largest deficit first: after n prompts every source is within one of its exact share, with no random state to save.
         index = sum(s.position.emitted for s in self._streams)
         total = sum(s.config.weight for s in self._streams)
-        stream = max(self._streams, key=lambda s: s.config.weight / total * (index + 1) - s.position.emitted)
+        stream = max(streams, key=lambda s: s.config.weight / total * (index + 1) - s.position.emitted)
         encoded = stream.take()
         return Prompt(
             index=index,

@@ -24,7 +24,7 @@ from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.operations import UpdateMode
 from rljob_runtime.cluster.protocol import Pending, Worker, gather_all
-from rljob_runtime.data.source import PromptSource, open_rows
+from rljob_runtime.data.source import PromptSource
 from rljob_runtime.data.tokenizer import decode, tokenizer_files
 from rljob_runtime.errors import WorkerLostError
 from rljob_runtime.job import episodes, learning_settings, supervision, worker_settings
@@ -341,7 +341,6 @@ def training_source(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, announc
 def validation_prompts(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, announce: Callable[[str], None]) -> list[Prompt]:
     """The validation prompts: the first ``maxPrompts`` of a seeded order, each at most once."""
     sources = [worker_settings.source_config(s, spec) for s in spec.data.validation]
-    available = sum(len(open_rows(source, spec.seed)) for source in sources)
     source = PromptSource(
         sources,
         tokenizer,
@@ -350,11 +349,7 @@ def validation_prompts(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, anno
         prompt_format=worker_settings.prompt_format(spec),
         announce=announce,
     )
-    prompts = source.next(min(spec.validation.max_prompts, available))
-    seen: dict[tuple[str, str], Prompt] = {}
-    for prompt in prompts:  # where some were too long the order begins again
-        seen.setdefault((prompt.source, prompt.text), prompt)
-    return list(seen.values())
+    return source.once(spec.validation.max_prompts)
 
 
 def _batch_builder(spec: RLJobSpec, workers: JobWorkers, state: DriverState | None, job_folder: Path | None) -> BatchBuilder:

@@ -10,6 +10,7 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import cloudpickle
@@ -52,13 +53,21 @@ def _loaded(file: str) -> Callable[..., object]:
     return pickle.loads(Path(file).read_bytes())
 
 
-def score(*, prompt: str, response: str, answer: str, metadata: Mapping[str, object], file: str) -> object:
-    """The reward function in ``file``, called."""
-    return _loaded(file)(prompt=prompt, response=response, answer=answer, metadata=metadata)
+def score(
+    *,
+    prompt: str,
+    response: str,
+    answer: str,
+    metadata: Mapping[str, object],
+    file: str,
+    arguments: Mapping[str, Any] = MappingProxyType({}),
+) -> object:
+    """The reward function in ``file``, called with further ``arguments``."""
+    return _loaded(file)(prompt=prompt, response=response, answer=answer, metadata=metadata, **arguments)
 
 
-def prepare(*, file: str) -> None:
-    """Import what the function needs before its time limit runs."""
+def prepare(*, file: str, arguments: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Import what the function needs before its time limit runs; takes what :func:`score` does."""
     _loaded(file)
 
 

@@ -22,7 +22,7 @@ def named(rewards: Rewards | None) -> dict[str, RewardFunction]:
     """The functions by the name of their reward, which is their own where none is given.
 
     Raises:
-        RewardSetupError: two have the same name, one has none, or one cannot be called as rewards are.
+        RewardSetupError: two have the same name, one has none, or one is no function.
     """
     if rewards is None:
         return {}
@@ -36,14 +36,9 @@ def named(rewards: Rewards | None) -> dict[str, RewardFunction]:
                 f"rewards: {names.count(double[0])} functions are called {double[0]!r}; give a dict of names to functions"
             )
         found = dict(zip(names, functions, strict=True))
-    arguments = {"prompt": "", "response": "", "answer": "", "metadata": {}}
     for name, function in found.items():
         if not callable(function):
             raise RewardSetupError(f"rewards[{name!r}] is a {type(function).__name__}; give a function")
-        try:
-            check_signature(function, f"rewards[{name!r}]", (), arguments, "the keywords prompt, response, answer, metadata")
-        except PluginError as error:
-            raise RewardSetupError(str(error)) from error
     return found
 
 
@@ -55,20 +50,34 @@ def _name_of(function: RewardFunction) -> str:
 
 
 def with_functions(manifest: Mapping[str, Any], functions: Mapping[str, RewardFunction], folder: Path) -> dict[str, Any]:
-    """The manifest with a Function reward for each function, read from ``folder``; an entry of that name keeps its other fields."""
+    """The manifest with a Function reward for each function, read from ``folder``; an entry of that name keeps its other fields.
+
+    Raises:
+        RewardSetupError: a function cannot be called as rewards are, with the ``parameters`` of its entry.
+    """
     spec = dict(manifest.get("spec") or {})
     entries = [dict(entry) for entry in spec.get("rewards") or ()]
-    for name in functions:
+    for name, function in functions.items():
         entry = next((e for e in entries if e.get("name") == name), None)
         if entry is None:
             entries.append(entry := {"name": name})
+        arguments = dict(entry.get("parameters") or {})
+        _check_call(name, function, arguments)
         entry |= {
             "type": "Function",
             "function": pickled.SCORE,
-            "parameters": {"file": str(file_of(folder, name))},
+            "parameters": {"file": str(file_of(folder, name)), "arguments": arguments},
             "readPaths": [*entry.get("readPaths", ()), str(folder.resolve())],
         }
     return {**manifest, "spec": {**spec, "rewards": entries}} if functions else dict(manifest)
+
+
+def _check_call(name: str, function: RewardFunction, arguments: Mapping[str, Any]) -> None:
+    keywords = {"prompt": "", "response": "", "answer": "", "metadata": {}, **arguments}
+    try:
+        check_signature(function, f"rewards[{name!r}]", (), keywords, f"the keywords {', '.join(keywords)}")
+    except PluginError as error:
+        raise RewardSetupError(str(error)) from error
 
 
 def file_of(folder: Path, name: str) -> Path:

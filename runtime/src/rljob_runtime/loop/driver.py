@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -51,7 +52,7 @@ from rljob_runtime.loop.step_metrics import generated_tokens, group_metrics, rol
 from rljob_runtime.loop.step_times import StepTimes
 from rljob_runtime.loop.supervisor import EngineSupervisor
 from rljob_runtime.loop.updates import Updates
-from rljob_runtime.loop.validating import Validating
+from rljob_runtime.loop.validating import Validating, report_problems
 from rljob_runtime.loop.watching import beside, run_beside, watch_workers
 from rljob_runtime.loop.workers import JobWorkers
 from rljob_runtime.offload.worker_group import lease_owner
@@ -444,8 +445,7 @@ class Driver:
         if (probe := outcome.probe) is not None:
             metrics |= {"sync/probe_mean_abs_diff": probe.mean, "sync/probe_p95_abs_diff": probe.tail}
             metrics["sync/probe_max_abs_diff"] = probe.largest
-        for message in sorted(set(counters.reward_messages))[:3]:
-            reporter.event(f"step {self._step}: {message}")
+        report_problems(reporter, f"step {self._step}", Counter(counters.reward_messages))
         for lane, phase, start_s, end_s in times.phases():
             if end_s > start_s:
                 reporter.span(lane, phase, start_s, end_s, self._step)

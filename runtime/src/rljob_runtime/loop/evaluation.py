@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import asyncio
 
+from rljob_runtime.errors import RewardsFailedError
 from rljob_runtime.loop.judging import Judging
 from rljob_runtime.loop.supervisor import EngineSupervisor
+from rljob_runtime.loop.validating import report_problems
 from rljob_runtime.loop.watching import run_beside, watch_workers
 from rljob_runtime.loop.workers import JobWorkers
 from rljob_runtime.offload.worker_group import lease_owner
@@ -60,6 +62,7 @@ class Evaluation:
         """Validate, and record the result as step 0.
 
         Raises:
+            RewardsFailedError: no response has a score.
             RuntimeFault: something broke, or it took too long.
         """
         with self._reporter.phase("validation"), lease_owner("driver"):
@@ -72,6 +75,13 @@ class Evaluation:
         validated = await self._validated()
         self._reporter.record(StepRecord(step=0, version=0, metrics=validated.metrics))
         await asyncio.to_thread(self._reporter.trajectories, 0, validated.trajectories, self._decode)
+        report_problems(self._reporter, "validation", validated.problems)
+        if all(trajectory.reward.score is None for trajectory in validated.trajectories):
+            (worst, _), *_ = validated.problems.most_common(1) or [("not known", 0)]
+            raise RewardsFailedError(
+                f"none of {len(validated.trajectories)} responses got a score, the most frequent error is: {worst}; "
+                "correct the reward or the data, or set rewards[].onError to a score"
+            )
 
     async def _validated(self) -> Validated:
         """Responses and, beside or after them, their scores."""

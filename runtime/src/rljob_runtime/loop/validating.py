@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
 
 from rljob_runtime.loop.judging import Judging
@@ -14,6 +15,14 @@ from rljob_runtime.weightsync.publisher import WeightPublisher
 
 LOOK_S = 1.0
 """How often a wait for a validation looks whether engines are left."""
+MAX_PROBLEMS = 3
+"""Of a step or validation, that are shown."""
+
+
+def report_problems(reporter: Reporter, where: str, problems: Counter[str]) -> None:
+    """Show the most frequent problems in scoring."""
+    for problem, count in problems.most_common(MAX_PROBLEMS):
+        reporter.event(f"{where}: {problem}{f' ({count} times)' if count > 1 else ''}", Level.WARNING)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +74,9 @@ class Validating:
                 self.reporter.event(f"the validation under way is given up: {lost}", Level.WARNING)
                 return {}
         task, self._task = self._task, None
-        return (await task).metrics
+        validated = await task
+        report_problems(self.reporter, f"validation of weights v{validated.metrics['validation/version']:.0f}", validated.problems)
+        return validated.metrics
 
     async def close(self) -> None:
         """Give up what runs."""

@@ -182,7 +182,10 @@ class RolloutScheduler:
         self._generation = self.fleet if self._player is None else self._player
         """Makes a response, or an episode, of each sample."""
         self.buffer = TrajectoryBuffer(
-            gate=gate, unfinished=self._started, on_drop=lambda group: self._drop(group.group_id), on_taken=self._log.taken
+            gate=gate,
+            unfinished=self._started,
+            on_drop=lambda group: self._release(group.group_id, Ending.DROPPED),
+            on_taken=self._log.taken,
         )
 
     @property
@@ -442,7 +445,7 @@ class RolloutScheduler:
         is_scored = len(scores) >= min(MIN_GROUP_SAMPLES, self.config.samples_per_prompt)
         self._failing.count(is_scored, self._counters.reward_messages)
         if not is_scored:
-            self._drop(group_id)
+            self._release(group_id, Ending.DROPPED)
         elif self.config.group_filter is not None and not self.config.group_filter.keeps(scores):
             self._filtered_in_row.append(sum(scores) / len(scores))
             self._check_filter(self.config.group_filter)
@@ -483,10 +486,6 @@ class RolloutScheduler:
             self._generation.cancel(group.samples)
             self._counters.tokens_cancelled += sum(response.num_sampled for response in group.responses.values())
             self._release(group.group_id, Ending.CANCELLED)
-
-    def _drop(self, group_id: int) -> None:
-        """A scored group that will not be trained."""
-        self._release(group_id, Ending.DROPPED)
 
     def _count(self, ending: Ending | None) -> None:
         self._counters.groups_dropped += ending is Ending.DROPPED

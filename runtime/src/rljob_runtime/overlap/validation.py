@@ -14,6 +14,7 @@ Training's responses go on at the same engines, or wait with the tokens they hav
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -74,6 +75,11 @@ class Validated:
     """``validation/*``."""
     trajectories: tuple[Trajectory, ...]
     """One per response, in the order of the prompts; their group is the prompt's place. Some have no score."""
+
+    @property
+    def problems(self) -> Counter[str]:
+        """What went wrong in scoring, and how often."""
+        return Counter(t.reward.error for t in self.trajectories if t.reward.error is not None)
 
 
 class Validator:

@@ -160,6 +160,8 @@ def _tiles(summary: RunSummary) -> str:
         tiles.append((f"{summary.validation_mean:.3f}", "score of the last validation"))
     if summary.validation_pass_rate is not None:
         tiles.append((format_percent(summary.validation_pass_rate), "of its responses passed"))
+    if summary.validation_unscored:
+        tiles.append((str(summary.validation_unscored), "of its responses have no score"))
     split = f"start-up {format_seconds(summary.startup_s)}, training {format_seconds(summary.training_s)}"
     tiles.append((format_seconds(summary.total_s), f"in all; {split}"))
     if summary.tokens_per_s is not None and summary.tokens:
@@ -196,6 +198,8 @@ def _sample(row: Row, file_name: str) -> str:
     error, passed, parts = row.get("error"), row.get("passed"), row.get("parts")
     if row.get("reward") is None:
         verdict = f'<span class="bad">no reward</span><br><span class="small">{escape(str(error))}</span>'
+    elif error is not None:  # the score is that of onError or onTimeout
+        verdict = f'<span class="bad">{number_of(row, "reward"):.3g} failed</span><br><span class="small">{escape(str(error))}</span>'
     else:
         verdict = f'<span class="{"ok" if passed else "bad"}">{number_of(row, "reward"):.3g} {"passed" if passed else "not passed"}</span>'
     facts = [f"{name} {number_of(parts, name):.3g}" for name in parts] if isinstance(parts, dict) else []

@@ -67,7 +67,7 @@ class RunSummary:
     validation_mean: float | None
     """Mean score of the last validation; None when there was none, or nothing in it could be scored."""
     validation_pass_rate: float | None
-    """Share of its responses that reached the pass threshold."""
+    """Share of its responses that reached the pass threshold, of those with a score."""
     total_s: float
     """Wall time since the run was first started, lost work of earlier attempts included, pauses between them not."""
     startup_s: float
@@ -85,6 +85,8 @@ class RunSummary:
     """Versions of the packages that shape results, and of Python."""
     model_commit: str | None = None
     """Of a model that came from the Hub."""
+    validation_unscored: int = 0
+    """Responses of the last validation without a score, which are not in its mean and share."""
 
 
 def package_versions() -> dict[str, str]:
@@ -145,6 +147,7 @@ def summarize(
         pass_rate_last=last_pass.mean if last_pass is not None else None,
         validation_mean=_last_finite(table.column("validation/mean")),
         validation_pass_rate=_last_finite(table.column("validation/pass_rate")),
+        validation_unscored=round(_last_finite(table.column("validation/errors")) or 0),
         total_s=total_s,
         startup_s=startup_s,
         training_s=training_s,
@@ -207,7 +210,8 @@ def summary_rows(summary: RunSummary, report: Path | None) -> list[tuple[str, st
         rows.append(("pass rate", f"{format_percent(summary.pass_rate_last)} in the last steps"))
     if summary.validation_mean is not None:
         passed = "" if summary.validation_pass_rate is None else f", {format_percent(summary.validation_pass_rate)} passed"
-        rows.append(("validation", f"{summary.validation_mean:.3f}{passed}"))
+        unscored = f", {summary.validation_unscored} responses without a score" if summary.validation_unscored else ""
+        rows.append(("validation", f"{summary.validation_mean:.3f}{passed}{unscored}"))
     if summary.tokens and summary.tokens_per_s is not None:
         rows.append(("tokens", f"{format_count(summary.tokens)} trained, {format_count(summary.tokens_per_s)} per second"))
     if summary.weight_version is not None:

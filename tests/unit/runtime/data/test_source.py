@@ -66,6 +66,21 @@ def test_each_epoch_visits_every_row_once_in_another_order(folder):
     assert len({tuple(e) for e in epochs}) == 3
 
 
+def test_once_hands_out_each_entry_once_whatever_the_sizes_of_the_sources_and_with_equal_texts(tmp_path):
+    rows = [{"question": "the same", "answer": str(number)} for number in range(20)]
+    (tmp_path / "same.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    made = [
+        JsonlSource(name="large", path=numbers_file(tmp_path / "large.jsonl", 200, long_every=10)),
+        JsonlSource(name="small", path=numbers_file(tmp_path / "small.jsonl", 7)),
+        JsonlSource(name="same", path=tmp_path / "same.jsonl"),
+    ]
+    found = make_source(made).once(1_000_000)
+    assert {name: len({(p.text, p.answer) for p in found if p.source == name}) for name in ("small", "same")} == {"small": 7, "same": 20}
+    assert len(found) == 180 + 7 + 20
+    assert make_source(made).once(5) == found[:5]
+    assert [p.index for p in found] == list(range(len(found)))
+
+
 def test_another_seed_gives_another_order_and_other_generated_entries(sources):
     first, second = (make_source([sources[2]], seed=seed).next(70) for seed in (1, 2))
     assert {p.text for p in first} != {p.text for p in second}

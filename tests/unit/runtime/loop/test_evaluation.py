@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rljob_runtime.errors import WorkerLostError
+from rljob_runtime.errors import RewardsFailedError, WorkerLostError
 from rljob_runtime.loop.evaluation import Evaluation
 from rljob_runtime.loop.judging import Judging
 from rljob_runtime.loop.replacement import ReplacementLimits
@@ -55,7 +56,12 @@ class WatchedEngine(ScriptedEngine):
 
 
 def evaluate(
-    folder: Path, *engines: WatchedEngine, restarts: int = 0, games: ScriptedEnvironments | None = None, judges: str = ""
+    folder: Path,
+    *engines: WatchedEngine,
+    restarts: int = 0,
+    games: ScriptedEnvironments | None = None,
+    judges: str = "",
+    fails: Callable[[str], bool] = lambda sample_id: False,
 ) -> tuple[str, list[str]]:
     """Run one to its end, with episodes where there are ``games``; what was displayed, and the leases.
 
@@ -79,7 +85,7 @@ def evaluate(
         fleet = EngineFleet(made, config=config, on_lost=supervisor.lost)
         supervisor.connect(fleet, None)
         gate = ScoringGate(ScriptedRewards().score)
-        score = gate.score if judges else ScriptedRewards().score
+        score = gate.score if judges else ScriptedRewards(fails).score
         validator = Validator(fleet=fleet, prompts=CountingPrompts().next(3), score=score, config=CONFIG)
         router = None
         if games is not None:
@@ -181,3 +187,20 @@ def test_the_loss_of_the_last_environment_worker_is_what_ends_the_run(tmp_path: 
     with pytest.raises(WorkerLostError, match="games-0"):
         evaluate(tmp_path / "run", WatchedEngine(), games=ScriptedEnvironments("games-0", script, dies_at_s=0.0))
     assert "games-0" in json.loads((tmp_path / "run" / "summary.json").read_text())["failure"]
+
+
+def test_responses_without_a_score_are_counted_where_the_score_is(tmp_path: Path) -> None:
+    shown, _ = evaluate(tmp_path / "run", WatchedEngine(), fails=lambda sample: sample == "v0/1/0")
+    assert "warning: validation: reward 'task': ran past its limit" in shown
+    assert "passed, 1 responses without a score" in shown
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["validation_unscored"] == 1
+    assert "of its responses have no score" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_an_evaluation_without_any_score_fails_with_the_most_frequent_error(tmp_path: Path) -> None:
+    with pytest.raises(
+        RewardsFailedError, match="none of 6 responses got a score, the most frequent error is: reward 'task': ran past its"
+    ):
+        evaluate(tmp_path / "run", WatchedEngine(), fails=lambda sample: True)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+    assert len((tmp_path / "run" / "trajectories" / "step-000000.jsonl").read_text().splitlines()) == 6

@@ -274,7 +274,7 @@ def test_wandb_has_files_of_one_run_to_sync(tracked: RunFolder) -> None:
             record = Record.FromString(data)
             if record.WhichOneof("record_type") == "history":
                 items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-                rewards.append((items["_step"], items["reward/mean"]))
+                rewards.append((items["training step"], items["reward/mean"]))
             elif record.WhichOneof("record_type") == "run":
                 ids.add((record.run.run_id, record.run.project, record.run.display_name))
     assert rewards == REWARDS

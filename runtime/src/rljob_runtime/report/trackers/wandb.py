@@ -8,6 +8,9 @@ from typing import Literal
 
 from rljob_runtime.report.trackers.protocol import TrackedRun, Tracker
 
+STEP = "training step"
+"""Metric that the charts have on their x-axis."""
+
 
 def make(run: TrackedRun) -> Tracker:
     """Open the run."""
@@ -28,9 +31,13 @@ def make(run: TrackedRun) -> Tracker:
         settings=settings,
     )
 
+    opened.define_metric(STEP)
+    opened.define_metric("*", step_metric=STEP)
+
     class _Run:
         def log(self, step: int, metrics: Mapping[str, float]) -> None:
-            opened.log(dict(metrics), step=step)
+            # Not as W&B's own step, with which it ignores what a restart repeats and keeps what that discarded.
+            opened.log({**metrics, STEP: step})
 
         def finish(self, *, succeeded: bool) -> None:
             opened.finish(exit_code=0 if succeeded else 1)

@@ -72,6 +72,8 @@ class JudgeClient:
         self._failures_in_row = 0
         self._jitter = random.Random(name)
         self._remembered: OrderedDict[bytes, str] = OrderedDict()
+        self._under_way: dict[bytes, asyncio.Event] = {}
+        """By question, set when it was answered or failed."""
 
     async def ask(self, body: bytes) -> Judgement:
         """What the judge says to a request's body; a question that gets no answer has an ``error``.
@@ -79,10 +81,23 @@ class JudgeClient:
         Raises:
             RewardSetupError: no question will be answered: the endpoint refuses the job, or the budget is spent and the job has to fail.
         """
-        began_s = asyncio.get_running_loop().time()
+        if not self._config.cache_entries:
+            return await self._ask(body)
+        while (answered := self._under_way.get(body)) is not None:  # equal responses of a group ask together
+            await answered.wait()
         if (known := self._remembered.get(body)) is not None:
             self._remembered.move_to_end(body)
             return Judgement(reward=self._name, text=known)
+        self._under_way[body] = answered = asyncio.Event()
+        try:
+            return await self._ask(body)
+        finally:
+            del self._under_way[body]
+            answered.set()
+
+    async def _ask(self, body: bytes) -> Judgement:
+        """As :meth:`ask`, whatever was asked before."""
+        began_s = asyncio.get_running_loop().time()
         judgement, count = Judgement(reward=self._name), _Count()
         try:
             self._spending.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -61,6 +62,8 @@ def score_of(word: str, reader: ReaderConfig) -> float:
         score = float(word)
     except ValueError as error:
         raise UnreadableError(f"the judge said {_shown(word)}, which is not a number") from error
+    if not math.isfinite(score):
+        raise UnreadableError(f"the judge said {_shown(word)}, which is not a finite number")
     low, high = reader.minimum, reader.maximum
     if (low is not None and score < low) or (high is not None and score > high):
         least, most = "any" if low is None else f"{low:g}", "any" if high is None else f"{high:g}"
@@ -90,7 +93,7 @@ def _json_field(path: str) -> Callable[[str], str]:
         while place >= 0:
             try:
                 value, end = decoder.raw_decode(text, place)
-            except ValueError:
+            except (ValueError, RecursionError):
                 end = place + 1
             else:
                 field = _at(value, path)

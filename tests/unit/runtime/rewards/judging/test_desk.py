@@ -195,6 +195,12 @@ def test_equal_questions_are_asked_once_where_answers_are_remembered() -> None:
         with desk(judge(endpoint.url, cache_entries=1)) as ask:
             assert [ask(r)[0].text for r in "aabba"] == ["1", "1", "2", "2", "3"]
             assert ask("a")[0].calls == 0
+    with JudgeEndpoint(always(*[Reply(text=str(number)) for number in range(9)])) as endpoint:
+        with desk(judge(endpoint.url, cache_entries=1)) as ask:
+            together = ask(*"aaaa")
+            assert ([j.text for j in together], sum(j.calls for j in together)) == (["0"] * 4, 1)
+        with desk(judge(endpoint.url)) as ask:
+            assert len({j.text for j in ask(*"aaaa")}) == 4, "each, where none is remembered"
 
 
 def test_a_judge_that_never_answers_ends_the_job() -> None:

@@ -48,6 +48,8 @@ def test_patterns_and_fields(text: str, reader: dict[str, Any], score: float) ->
         ("maybe", {"pattern": r"\w+", "values": YES_NO}, 'said "maybe", which is none of yes, no'),
         ("ten", {"pattern": r"\w+"}, 'said "ten", which is not a number'),
         ("11", {"pattern": r"\d+", "minimum": 0.0, "maximum": 10.0}, "said 11, which is not from 0 to 10"),
+        ("nan", {"pattern": r"\w+", "minimum": 0.0}, 'said "nan", which is not a finite number'),
+        ('{"a": ' * 5000, {"json_field": "score"}, "holds no JSON object with score"),
         ("{broken {", {"json_field": "score"}, "holds no JSON object with score"),
         ("a" * 100, {"json_field": "score"}, r'"\.\.\.a{80}"'),
     ],
