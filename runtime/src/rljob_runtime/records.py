@@ -174,6 +174,8 @@ class Segment(_Content):
     more than R - 1 where it begins with tokens before the segment: those that the engine had not said earlier."""
     is_prompt: bool = False
     """Whether a given one does not continue what stands before it: what follows is a sequence of its own, which begins with it."""
+    number: int = 0
+    """Of a sampled one in an episode: how many actions came before it. Sequences of an episode need not follow each other in time."""
 
     def __len__(self) -> int:
         """R."""
@@ -313,6 +315,11 @@ class Trajectory(_Content):
             else:
                 following.append(segment)
         return (*found, (prompt, tuple(following)))
+
+    @property
+    def actions(self) -> list[Segment]:
+        """Sampled segments in the order of time."""
+        return sorted((segment for segment in self.segments if segment.sampled), key=lambda segment: segment.number)
 
     @property
     def num_tokens(self) -> int:

@@ -141,6 +141,9 @@ def _without_scores(spec: RLJobSpec) -> Iterator[FieldError]:
     for section, changed in sections:
         for field, value in changed.items():
             yield _error(f"spec.algorithm.{section}.{field}", value, problem, _REMEDY)
+    if algorithm.kl.coefficient > 0 and algorithm.kl.placement is KLPlacement.REWARD:
+        without = "is part of rewards, and no reward has a weight: estimators compare the rewards of a group, whatever their size"
+        yield _error("spec.algorithm.kl.placement", KLPlacement.REWARD.value, without, "write Loss, or give a reward a weight")
     if algorithm.sample_weights.difficulty:
         yield _error("spec.algorithm.sampleWeights.difficulty", True, problem, _REMEDY)
     if spec.rollout.group_filter is not None:

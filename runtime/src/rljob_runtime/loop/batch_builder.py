@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rljob_runtime.cluster.protocol import gather_all
+from rljob_runtime.errors import RuntimeFault
 from rljob_runtime.loop.sharing import by_worker, sent
 from rljob_runtime.loop.workers import Component, JobWorkers, Scoring
 from rljob_runtime.overlap.arrange import StepSamples, arrange
@@ -95,8 +96,10 @@ class BatchBuilder:
 
     async def _scored(self, step: StepSamples) -> StepSamples:
         """The samples with the results of every forward pass that the job asks for."""
+        covered: dict[str, npt.NDArray[np.bool_]] = {}
         for component, scoring in self._workers.scorers:
-            own = np.array(self._workers.scored_by(component, step.sources), dtype=np.bool_)
+            own = np.array(self._workers.scored_by(component, step.tags), dtype=np.bool_)
+            covered[scoring.result] = covered.get(scoring.result, np.zeros_like(own)) | own
             sequences, earlier = np.flatnonzero(own[step.sample_of]), getattr(step, scoring.result)
             scored = np.zeros(step.token_ids.size, dtype=np.float32)
             if sequences.size:  # a teacher may have no prompt in a step
@@ -104,6 +107,10 @@ class BatchBuilder:
                     scored = await self._pass(step, component, scoring, sequences)
             result: dict[str, Any] = {scoring.result: scored if earlier is None else earlier + scored}  # each sequence is scored once
             step = replace(step, **result)
+        for name, by_someone in covered.items():
+            if not by_someone.all():
+                tag = step.tags[int(np.argmin(by_someone))]
+                raise RuntimeFault(f"no component computes {name} of prompts with the tag {tag}; give it to a Teacher (teaches.sources)")
         return step
 
     async def _pass(self, step: StepSamples, component: Component, scoring: Scoring, sequences: npt.NDArray[np.int64]) -> FloatArray:

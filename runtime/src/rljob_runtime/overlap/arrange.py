@@ -76,6 +76,11 @@ class StepSamples:
     """Shape (T,), of the critic before each token is sampled, at the beginning of the step."""
 
     @property
+    def tags(self) -> tuple[str, ...]:
+        """Length S: what says which rewards and teachers are each sample's."""
+        return tuple(trajectory.prompt.tag for trajectory in self.trajectories)
+
+    @property
     def groups_of_sequences(self) -> IntArray:
         """Shape (Q,): the group of each sequence."""
         return self.group_ids[self.sample_of]

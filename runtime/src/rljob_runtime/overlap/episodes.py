@@ -94,8 +94,6 @@ class _Branch:
 
     prompt: Prompt
     segments: list[Segment] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    """One for each sampled segment whose consequences are known."""
 
     def num_routed(self) -> int:
         """The first so many tokens have routes: up to the last of the last sampled segment, which was never computed."""
@@ -123,6 +121,8 @@ class Episode:
     branches: list[_Branch] = field(default_factory=list)
     branch: int = 0
     """Which of them the next action belongs to."""
+    turns: list[Turn] = field(default_factory=list)
+    """One for each sampled segment whose consequences are known, in the order of time."""
     max_tokens: int = 0
     """Of the next action."""
     turn: Sample | None = None
@@ -190,7 +190,7 @@ class Episode:
         self._action_s = now_s - self.turn.begun_s if self.turn is not None else 0.0
         self.generation_s += self._action_s
         self.asked_s = now_s
-        self.branches[self.branch].segments.append(completion.segment)
+        self.branches[self.branch].segments.append(replace(completion.segment, number=self.num_turns - 1))
         self.num_sampled += len(completion.segment)
         self.finish_reason = completion.finish_reason
         return EpisodeAction(
@@ -228,7 +228,7 @@ class Episode:
         if reply.kept_tokens is not None:
             branch.segments[-1] = first_tokens(branch.segments[-1], reply.kept_tokens)
         branch.segments[-1] = replace(branch.segments[-1], reward=reply.reward)
-        branch.turns.append(
+        self.turns.append(
             Turn(
                 observation=self._observation,
                 action=reply.action,
@@ -260,7 +260,7 @@ class Episode:
                 error=error,
             ),
             episode=EpisodeRecord(
-                turns=tuple(turn for branch in self.branches for turn in branch.turns),
+                turns=tuple(self.turns),
                 stop=str(reply.stop),
                 summary=dict(reply.summary),
                 environment_s=self.environment_s,

@@ -35,7 +35,7 @@ from rljob_runtime.losses.rewards import (
 )
 from rljob_runtime.overlap.arrange import BoolArray, Number, StepSamples
 from rljob_runtime.overlap.rule_config import RuleConfig
-from rljob_runtime.overlap.turns import StepTurns, turns_of
+from rljob_runtime.overlap.turns import StepTurns, tokens_in_time, turns_of
 from rljob_runtime.plugins import Function
 from rljob_runtime.records import FloatArray, IntArray
 
@@ -131,8 +131,8 @@ class Rule:
         if config.by_turn:
             advantages, returns = self._estimate_turns(step, turns_of(step.trajectories, scores - step.scores), in_rewards, metrics), None
         else:
-            shaped = self._shaped(scores, step.group_ids, step.sources, metrics)
-            advantages, returns = self._estimate(step, shaped, in_rewards, counted)
+            shaped, factors = self._shaped(scores, step.group_ids, step.sources, metrics)
+            advantages, returns = self._estimate(step, shaped, factors, in_rewards, counted)
         distance = self._distance_to_teacher(step, sampled, metrics)
         if distance is not None and config.distillation_placement is KLPlacement.REWARD:
             advantages = advantages - config.distillation_coefficient * self._teacher_weights(step, sampled) * distance
@@ -191,17 +191,24 @@ class Rule:
         metrics["reward/overlong_penalty_mean"] = _mean(taken)
         return np.asarray(scores - taken)
 
-    def _shaped(self, values: DoubleArray, groups: IntArray, sources: Sequence[str], metrics: dict[str, float]) -> DoubleArray:
-        """Scores, or returns of turns, of shape (N,) after normalization and clip; ``groups`` and ``sources`` are those of each."""
-        config = self._config
+    def _shaped(
+        self, values: DoubleArray, groups: IntArray, sources: Sequence[str], metrics: dict[str, float]
+    ) -> tuple[DoubleArray, DoubleArray]:
+        """Scores, or returns of turns, of shape (N,) after normalization and clip; ``groups`` and ``sources`` are those of each.
+
+        And the factors by which scale and clip changed each, shape (N,): rewards of an episode's turns change with its score.
+        """
+        config, factors = self._config, np.ones_like(values)
         if not config.shapes_rewards:
-            return values
+            return values, factors
         if NormScope.RUNNING in {config.reward_center, config.reward_scale}:
             self._observe(values, sources)
         centered = values if config.reward_center is None else values - self._moments(config.reward_center, values, groups, sources)[0]
         if config.reward_scale is not None:
-            centered = scaled(centered, self._moments(config.reward_scale, values, groups, sources)[1])
-        return self._clipped(centered, metrics)
+            std = self._moments(config.reward_scale, values, groups, sources)[1]
+            centered, factors = scaled(centered, std), scaled(factors, std)
+        clipped = self._clipped(centered, metrics)
+        return clipped, factors * np.divide(clipped, centered, out=np.ones_like(clipped), where=centered != 0)
 
     def _clipped(self, values: DoubleArray, metrics: dict[str, float]) -> DoubleArray:
         """The last of shaping."""
@@ -260,24 +267,26 @@ class Rule:
     def _teacher_weights(self, step: StepSamples, sampled: BoolArray) -> DoubleArray | float:
         """How much the teacher of each sampled token counts; a number where all count alike."""
         named, others = self._config.teacher_weights, self._config.other_teacher_weight
-        weights = np.array([named.get(tag, others) for tag in step.sources], dtype=np.float64)
+        weights = np.array([named.get(tag, others) for tag in step.tags], dtype=np.float64)
         if (weights == weights[:1]).all():
             return float(weights[0]) if weights.size else others
         return _each(weights[step.sample_of], step.lengths)[sampled]
 
     def _estimate(
-        self, step: StepSamples, scores: DoubleArray, kl: DoubleArray | None, counted: BoolArray
+        self, step: StepSamples, scores: DoubleArray, factors: DoubleArray, kl: DoubleArray | None, counted: BoolArray
     ) -> tuple[FloatArray | DoubleArray, DoubleArray | None]:
         """Advantages and, with a critic, returns of the sampled tokens.
 
         Those of group estimators are float32: what the trainer is given of them, in half the memory.
 
-        Group estimators see the sum of a response's token rewards, its KL included, as verl's do; others see each token's, those of an
-        episode's turns where they were earned.
+        Group estimators see the sum of a response's token rewards, its KL included, as verl's do; others see each token's in the order of
+        time, those of an episode's turns where they were earned, times ``factors``.
         """
         config, lengths = self._config, step.response_lengths
-        turns = _turn_rewards(step)
-        penalty = None if kl is None else self._kl_coefficient * kl
+        time = tokens_in_time(step.trajectories)
+        earned = _turn_rewards(step)
+        turns = None if earned is None else _in_time(earned * _each(factors, lengths), time)
+        penalty = None if kl is None else _in_time(self._kl_coefficient * kl, time)
         match config.estimator:
             case AdvantageEstimator.GRPO:
                 advantages = group_advantages(_totals(scores, penalty, lengths), step.group_ids, normalize_std=config.normalize_std)
@@ -286,15 +295,17 @@ class Rule:
                 advantages = leave_one_out(_totals(scores, penalty, lengths), step.group_ids)
                 return _each(advantages, lengths), None
             case AdvantageEstimator.REINFORCE:
-                return discounted_sums(_token_rewards(scores, penalty, lengths, turns), lengths, config.gamma), None
+                returns = discounted_sums(_token_rewards(scores, penalty, lengths, turns), lengths, config.gamma)
+                return _as_written(returns, time), None
             case AdvantageEstimator.REINFORCE_PLUS_PLUS:  # arXiv 2501.03262: normalized over the tokens of the whole batch
                 returns = discounted_sums(_token_rewards(scores, penalty, lengths, turns), lengths, config.gamma)
-                return whitened(returns, counted), None
+                return whitened(_as_written(returns, time), counted), None
             case AdvantageEstimator.GAE:
                 if step.values is None:
                     raise ValueError("GAE needs values but the step has none; run the critic first")
-                values = step.values[step.response_mask > 0]
-                return gae(_token_rewards(scores, penalty, lengths, turns), values, lengths, gamma=config.gamma, lambda_=config.lambda_)
+                values, rewards = _in_time(step.values[step.response_mask > 0], time), _token_rewards(scores, penalty, lengths, turns)
+                found, returns = gae(rewards, values, lengths, gamma=config.gamma, lambda_=config.lambda_)
+                return _as_written(found, time), _as_written(returns, time)
             case AdvantageEstimator.CUSTOM:
                 assert self._custom is not None
                 given = StepRewards(
@@ -303,7 +314,7 @@ class Rule:
                     lengths=lengths,
                     group_ids=step.group_ids,
                 )
-                return np.array(custom_advantages(self._custom, str(config.function), given, config.parameters)), None
+                return _as_written(np.array(custom_advantages(self._custom, str(config.function), given, config.parameters)), time), None
             case _:
                 raise AssertionError(f"{config.estimator} was refused before")
 
@@ -315,7 +326,7 @@ class Rule:
         config, groups = self._config, step.group_ids[turns.samples]
         if config.estimator is AdvantageEstimator.STEP_REINFORCE:
             sources = [step.sources[sample] for sample in turns.samples]
-            credit = self._shaped(step_returns(turns.rewards, turns.samples, config.gamma), groups, sources, metrics)
+            credit, _ = self._shaped(step_returns(turns.rewards, turns.samples, config.gamma), groups, sources, metrics)
         else:
             credit = gigpo_advantages(
                 turns.rewards,
@@ -329,9 +340,10 @@ class Rule:
                 normalize_std=config.normalize_std,
             )
             credit = self._clipped(credit, metrics) if config.reward_clip is not None else credit
+        credit, sizes = turns.as_written(credit), turns.as_written(turns.sizes)
         if kl is None:
-            return _each(credit, turns.sizes)
-        return discounted_sums(_token_rewards(credit, self._kl_coefficient * kl, turns.sizes), turns.sizes, 1.0)
+            return _each(credit, sizes)
+        return discounted_sums(_token_rewards(credit, self._kl_coefficient * kl, sizes), sizes, 1.0)
 
     def _weights(self, step: StepSamples, kept: BoolArray) -> FloatArray | None:
         """Shape (S,): product of the weights asked for, with mean 1 over the samples that are trained."""
@@ -406,6 +418,20 @@ def _turn_rewards(step: StepSamples) -> DoubleArray | None:
     rewards = np.zeros(int(sizes.sum()))
     rewards[np.cumsum(sizes)[sizes > 0] - 1] = earned[sizes > 0]
     return rewards
+
+
+def _in_time(values: npt.NDArray[Number], time: npt.NDArray[np.int64] | None) -> npt.NDArray[Number]:
+    """Values of sampled tokens as they are written, in the order of time."""
+    return values if time is None else values[time]
+
+
+def _as_written(values: npt.NDArray[Number], time: npt.NDArray[np.int64] | None) -> npt.NDArray[Number]:
+    """The other way round."""
+    if time is None:
+        return values
+    written = np.empty_like(values)
+    written[time] = values
+    return written
 
 
 def _each(values: npt.NDArray[Number], lengths: np.ndarray) -> npt.NDArray[Number]:

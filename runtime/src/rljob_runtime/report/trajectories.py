@@ -90,7 +90,7 @@ def row_of(step: int, trajectory: Trajectory, response: str) -> Row:
     if reward.judgements:
         row["judgements"] = {judgement.reward: judgement.text or judgement.error or "" for judgement in reward.judgements}
     if trajectory.episode is not None:
-        actions = [segment for segment in trajectory.segments if segment.sampled]
+        actions = trajectory.actions
         row["stop"] = trajectory.episode.stop
         row["turns"] = [_turn_row(*pair) for pair in zip(trajectory.episode.turns, actions, strict=False)]  # the last may have no answer
         row["last_observation"] = trajectory.episode.last_observation

@@ -13,7 +13,7 @@ import pytest
 from rljob_api.v1alpha1.components import Role
 from rljob_api.vocabulary import AdvantageEstimator, NormScope
 from rljob_runtime.cluster.protocol import INLINE_BYTES
-from rljob_runtime.errors import WorkerLostError
+from rljob_runtime.errors import RuntimeFault, WorkerLostError
 from rljob_runtime.job.roles import ROLES
 from rljob_runtime.loop.batch_builder import BatchBuilder, Prepared
 from rljob_runtime.loop.updates import Updates
@@ -318,7 +318,7 @@ def test_every_prompt_is_scored_by_its_own_teacher(default: bool) -> None:
     others, second = teacher("others", 5e-3, log, *(() if default else ("s1", "s2")))
     absent, third = teacher("absent", 7e-3, log, "nothing")
     groups = [
-        replace(g, trajectories=tuple(replace(t, prompt=replace(t.prompt, source=f"s{number}")) for t in g.trajectories))
+        replace(g, trajectories=tuple(replace(t, prompt=replace(t.prompt, source="all", own_tag=f"s{number}")) for t in g.trajectories))
         for number, g in enumerate(groups_of(3, 2))
     ]
     rule = RuleConfig(max_response_tokens=8, distillation_coefficient=0.1, teacher_weights={"s0": 2.0}, other_teacher_weight=0.5)
@@ -341,6 +341,16 @@ def test_every_prompt_is_scored_by_its_own_teacher(default: bool) -> None:
     distance = batch.behavior_logprobs - batch.teacher_logprobs
     alone = made(replace(rule, distillation_coefficient=0.0)).advantages
     np.testing.assert_allclose(batch.advantages, alone - 0.1 * weights * distance, rtol=1e-5)
+
+
+def test_a_prompt_that_no_teacher_has_is_an_error() -> None:
+    algebra, _ = teacher("algebra", 3e-3, [], "s0")
+    workers = make_job_workers(trainer=[Scorer("trainer-0", TRAINER, [])], more=(algebra,))
+    batching = BatchingConfig(temperature=TEMPERATURE, num_ranks=1, mini_batches=1, epochs=1, include_teacher=True)
+    rule = Rule(RuleConfig(max_response_tokens=8, distillation_coefficient=0.1))
+    builder = BatchBuilder(rule=rule, workers=workers, batching=batching, timeout_s=10.0)
+    with pytest.raises(RuntimeFault, match=r"no component computes teacher_logprobs of prompts with the tag .*; give it to a Teacher"):
+        asyncio.run(builder.build(groups_of(1, 2), 4))
 
 
 def updates_of(trainers: Sequence[CountingTrainer], critics: Sequence[CountingTrainer], *, warmup: int = 0, **tensor: int) -> Updates:

@@ -55,7 +55,7 @@ def test_branches_go_on_with_their_own_tokens_and_share_the_score() -> None:
         ((1,), [(True, [10]), (False, [2]), (True, [11]), (False, [3]), (True, [13])]),
         ((7, 8), [(True, [12])]),
     ]
-    assert (whole.reward.score, [turn.action for turn in whole.episode.turns]) == (1.5, ["a", "b", "d", "c"])
+    assert (whole.reward.score, [turn.action for turn in whole.episode.turns]) == (1.5, ["a", "b", "c", "d"])
     assert response.num_sampled == 4
 
 

@@ -490,6 +490,10 @@ def test_rewards_of_turns_count_where_they_were_earned_and_group_estimators_see_
     assert tokens(step, outcome.advantages) == [[0.5 + 0.5 / 8, 1.0 + 0.5 / 4, 0.25, 0.5], [-1 / 8, -1 / 4, -0.5, -1.0]]
     assert (outcome.advantages[step.response_mask == 0] == 0).all()
     clipped = apply(step, estimator=AdvantageEstimator.REINFORCE, gamma=1.0, reward_clip=1.0)
-    assert tokens(step, clipped.advantages)[0] == [1.0, 1.0, 0.0, 0.0]  # the clip takes from the last token
+    assert tokens(step, clipped.advantages)[0] == pytest.approx([1.0, 1.0, 1 / 3, 1 / 3])  # from each in its share
+    scaled = apply(step, estimator=AdvantageEstimator.REINFORCE, gamma=1.0, reward_center=NormScope.BATCH, reward_scale=NormScope.BATCH)
+    plain = apply(step, estimator=AdvantageEstimator.REINFORCE, gamma=1.0).advantages[step.response_mask > 0]
+    unit = np.std([1.5, -1.0], ddof=1)
+    assert scaled.advantages[step.response_mask > 0] == pytest.approx((plain - 0.25) / unit, abs=1e-5)  # another unit and one baseline
     summed = apply(step, estimator=AdvantageEstimator.RLOO)
     assert firsts(step, summed) == [2.5, -2.5]
