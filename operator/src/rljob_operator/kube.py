@@ -187,10 +187,9 @@ class KubernetesClient:
         answer = await self._request("schema", Kind.RLJOB, "GET", version, "", timeout_s=LIST_TIMEOUT_S)
         try:
             (found,) = [s for s in answer["components"]["schemas"].values() if _describes(s, Kind.RLJOB)]
-            spec: Manifest = found["properties"]["spec"]
+            return {"spec": found["properties"]["spec"], "status": found["properties"]["status"]}
         except (KeyError, TypeError, ValueError) as error:
-            raise NotFoundError("schema RLJob", 404, f"{version} has no schema of one kind RLJob with a spec") from error
-        return spec
+            raise NotFoundError("schema RLJob", 404, f"{version} has no schema of one kind RLJob with a spec and a status") from error
 
     async def close(self) -> None:
         """See :class:`~rljob_operator.protocol.KubeClient`."""

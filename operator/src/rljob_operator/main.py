@@ -214,7 +214,13 @@ class Operator:
     def _begin_term(self) -> None:
         """Look at every job, with nothing remembered of an earlier term."""
         reconciler = self._reconciler = Reconciler(
-            self._client, self.cache, self.settings, self._metrics, clock=self._clock, known=self.served.known
+            self._client,
+            self.cache,
+            self.settings,
+            self._metrics,
+            clock=self._clock,
+            known=self.served.known,
+            storable=self.served.storable,
         )
         self.queue = WorkQueue(reconciler.reconcile, workers=self.settings.workers, metrics=self._metrics, clock=self._clock)
         for key in self.cache.keys():

@@ -8,12 +8,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from rljob_api.vocabulary import Reason
+
 PREFIX = "rljob_operator_"
 LABELS: Mapping[str, tuple[str, ...]] = {
     "crd_fields": ("state",),
     "errors": ("error",),
     "events_lost": ("error",),
     "jobs": ("reason",),
+    "jobs_failed": ("reason",),
     "missed_objects": ("kind",),
     "requests": ("verb", "kind", "status"),
     "watch_age_seconds": ("kind",),
@@ -61,6 +64,15 @@ class Metrics:
             LABELS["webhook_reviews"],
             registry=self.registry,
         )
+        self.jobs_failed = Counter(
+            PREFIX + "jobs_failed",
+            "RLJobs that failed permanently, by reason, since this process started; those that were deleted since included.",
+            LABELS["jobs_failed"],
+            registry=self.registry,
+        )
+        for reason in Reason:
+            if reason.ends_attempt or reason is Reason.ACTIVE_DEADLINE_EXCEEDED:
+                self.jobs_failed.labels(str(reason))  # at 0, so that the first one is an increase
         self.leader = Gauge(
             PREFIX + "leader",
             "1 while this process acts on RLJobs; 0 while it stands by.",

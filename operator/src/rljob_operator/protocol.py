@@ -157,7 +157,7 @@ class KubeClient(Protocol):
         ...
 
     async def schema(self, version: str) -> Manifest:
-        """Read the structural schema of ``spec`` of RLJobs as published; ``version`` is an answer of :meth:`schema_version`.
+        """Read the structural schemas of ``spec`` and ``status`` of RLJobs; ``version`` is an answer of :meth:`schema_version`.
 
         Raises:
             NotFoundError: it is not published, or no longer.

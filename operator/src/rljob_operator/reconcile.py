@@ -127,14 +127,19 @@ class Reconciler:
         *,
         clock: Callable[[], datetime] = utc_now,
         known: Known = everything,
+        storable: Known = everything,
     ) -> None:
-        """``clock`` is the only time source of decisions; ``known`` leaves out what only a newer CRD has of a spec."""
+        """``clock`` is the only time source of decisions.
+
+        ``known`` leaves out what only a newer CRD has of a spec, ``storable`` what an older one lacks of a status.
+        """
         self._client = client
         self._cache = cache
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
         self._known = known
+        self._storable = storable
         self._checked: OrderedDict[Key, _Checked] = OrderedDict()
         self._created: OrderedDict[tuple[str, int], set[tuple[str, str]]] = OrderedDict()
         """(UID of the job, attempt) -> kind and name of the children created so far, for attempts that are not complete yet."""
@@ -388,7 +393,7 @@ class Reconciler:
 
     async def _write_status(self, job: JobView, observed: Observed, decision: Decision, now: datetime) -> None:
         """Write the status if it changed, and only then emit events."""
-        new = status.render(observed, decision, now)
+        new = self._storable(status.render(observed, decision, now))
         if not status.changed(job.status, new):
             return
         # Its version is a precondition: a status derived from an older one, here or by an operator that has lost its lease, is void.
@@ -402,6 +407,9 @@ class Reconciler:
             await self._refresh(Kind.RLJOB, job.key, job.key.name)
             raise
         self._cache.put(Kind.RLJOB, stored, Source.OTHER)
+        failed = decision.conditions[ConditionType.FAILED]
+        if failed.status is ConditionStatus.TRUE and not _is_finished(job.status):
+            self._metrics.jobs_failed.labels(str(failed.reason)).inc()
         for event in events.events(job.status, new):
             await self._emit(job, event, now)
 

@@ -38,6 +38,10 @@ class ServedSchema:
             spec = seen.known(spec)
         return spec
 
+    def storable(self, status: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A status without fields that the CRD lacks."""
+        return self._skew.storable(status)
+
     async def run(self) -> None:
         """Look now and then, until cancelled."""
         while True:
@@ -56,7 +60,7 @@ class ServedSchema:
         version = await self._client.schema_version()
         if version == self._version:
             return
-        found = skew.compare(await self._client.schema(version), job_schema()["properties"]["spec"])
+        found = skew.compare(await self._client.schema(version), job_schema()["properties"])
         self._version = version
         self._metrics.crd_fields.labels("missing").set(len(found.missing))
         self._metrics.crd_fields.labels("unknown").set(len(found.unknown))

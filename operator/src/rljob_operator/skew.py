@@ -2,7 +2,8 @@
 
 A CRD is not part of an upgrade or a rollback by helm, so that it can be older or newer than the operator:
 
-- *missing* fields, of an older CRD, vanish from what users apply: the API server drops them.
+- *missing* fields, of an older CRD, vanish from what users apply: the API server drops them. It refuses a status that has one, so that the
+  operator leaves them out of its own.
 - *unknown* fields, of a newer CRD, are in every RLJob with the defaults that the API server fills in. An operator that took them for
   mistakes would refuse every job. Such a default is left out; a value that somebody chose stays, and is refused as an unknown key.
 """
@@ -22,12 +23,21 @@ class Skew:
     """How the served CRD differs from the operator's own."""
 
     missing: tuple[str, ...] = ()
-    """Paths of fields below ``spec`` that the operator knows and the CRD lacks, such as ``spec.nodeGroups[].labels``."""
+    """Paths of fields that the operator knows and the CRD lacks, such as ``spec.nodeGroups[].labels``."""
     unknown: tuple[str, ...] = ()
     """Paths of fields below ``spec`` that the CRD has and the operator does not know."""
     served: Schema | None = None
     """Schema of ``spec`` that unknown fields are looked up in; None where there are none."""
     own: Schema | None = None
+    status: Schema | None = None
+    """Schema of ``status`` that is served; None where it has all fields of the operator's."""
+
+    def storable(self, status: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A status without fields that the CRD lacks."""
+        if self.status is None:
+            return status
+        storable: Mapping[str, Any] = _storable(status, self.status)
+        return storable
 
     def known(self, spec: Mapping[str, Any]) -> Mapping[str, Any]:
         """A spec without unknown fields that have their defaults."""
@@ -37,10 +47,17 @@ class Skew:
         return known
 
 
-def compare(served: Schema, own: Schema) -> Skew:
-    """Compare two structural schemas of ``spec``."""
-    missing, unknown = tuple(_absent(own, served, "spec")), tuple(_absent(served, own, "spec"))
-    return Skew(missing=missing, unknown=unknown, served=served if unknown else None, own=own if unknown else None)
+def compare(served: Mapping[str, Schema], own: Mapping[str, Schema]) -> Skew:
+    """Compare two pairs of structural schemas, of ``spec`` and ``status``."""
+    missing, unknown = tuple(_absent(own["spec"], served["spec"], "spec")), tuple(_absent(served["spec"], own["spec"], "spec"))
+    of_status = tuple(_absent(own["status"], served["status"], "status"))
+    return Skew(
+        missing=(*missing, *of_status),
+        unknown=unknown,
+        served=served["spec"] if unknown else None,
+        own=own["spec"] if unknown else None,
+        status=served["status"] if of_status else None,
+    )
 
 
 def describe(skew: Skew) -> list[str]:
@@ -48,7 +65,7 @@ def describe(skew: Skew) -> list[str]:
     found = []
     if skew.missing:
         found.append(
-            f"the CRD rljobs.rljob.dev is older than this operator: the API server drops {', '.join(skew.missing)} from RLJobs. "
+            f"the CRD rljobs.rljob.dev is older than this operator: RLJobs are stored without {', '.join(skew.missing)}. "
             "Apply the CRD of this version: kubectl apply --server-side --force-conflicts -f helm/rljob/crds/"
         )
     if skew.unknown:
@@ -87,6 +104,15 @@ def _known(value: Any, served: Schema, own: Schema) -> Any:
         elif name not in theirs or item != _default(theirs[name]):
             found[name] = item
     return found
+
+
+def _storable(value: Any, served: Schema) -> Any:
+    if isinstance(value, list | tuple) and "items" in served:
+        return [_storable(item, served["items"]) for item in value]
+    fields = served.get("properties")
+    if not isinstance(value, Mapping) or not fields or served.get("x-kubernetes-preserve-unknown-fields"):
+        return value
+    return {name: _storable(item, fields[name]) for name, item in value.items() if name in fields}
 
 
 def _default(schema: Schema) -> Any:

@@ -153,6 +153,7 @@ class Driver:
             judging=parts.judging,
             publisher=parts.publisher,
             reporter=parts.reporter,
+            stop=self._stop,
         )
         self._displaced = False
         """Whether judges have been on the engines' devices since the last sync."""

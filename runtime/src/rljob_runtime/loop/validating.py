@@ -37,6 +37,8 @@ class Validating:
     judging: Judging | None
     publisher: WeightPublisher
     reporter: Reporter
+    stop: asyncio.Event
+    """The run is to end at the next opportunity: within a pod's grace period, which is shorter than many validations."""
     _task: asyncio.Task[Validated] | None = None
 
     @property
@@ -66,6 +68,10 @@ class Validating:
             await asyncio.wait({self._task}, timeout=LOOK_S)
             if self._task.done():
                 break
+            if self.stop.is_set():
+                await self.close()
+                self.reporter.event("the validation under way is given up: the run is to stop", Level.WARNING)
+                return {}
             if self.supervisor.wanted.is_set() or (self.judging is not None and self.judging.holds_up):
                 return None
             if self.publisher.is_awaited and not self.fleet.serves:

@@ -41,6 +41,7 @@ class FakeKube:
         self.lose: Callable[[str, Kind, Manifest], bool] = lambda type_, kind, obj: False
         self.is_listed: Callable[[Kind, str], bool] = lambda kind, name: True
         self.spec_schema: Manifest = job_schema()["properties"]["spec"]
+        self.status_schema: Manifest = job_schema()["properties"]["status"]
         self.schema_number = 1
         self.die_after_write: int | None = None
         self.page_size = 2
@@ -112,7 +113,7 @@ class FakeKube:
     async def schema(self, version: str) -> Manifest:
         self._before("schema", Kind.RLJOB, version)
         assert version == str(self.schema_number)
-        return copy.deepcopy(self.spec_schema)
+        return copy.deepcopy({"spec": self.spec_schema, "status": self.status_schema})
 
     async def close(self) -> None:
         pass

@@ -18,6 +18,7 @@ NAMES = {
     "rljob_operator_watch_age_seconds",
     "rljob_operator_webhook_reviews",
     "rljob_operator_crd_fields",
+    "rljob_operator_jobs_failed",
 }
 
 

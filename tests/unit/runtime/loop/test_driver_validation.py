@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rljob_runtime.errors import Interrupted
+from rljob_runtime.loop import validating
+from rljob_runtime.loop.validating import Validating
 from rljob_runtime.records import GenerationRequest
 from tests.support.fake_workers import ServingEngine
 from tests.unit.runtime.loop.driver_runs import BATCH, STEPS, VALIDATION, Run
@@ -49,6 +52,31 @@ def test_the_version_before_the_last_is_reported_even_where_both_are_due(tmp_pat
     events = (tmp_path / "run" / "logs" / "events.jsonl").read_text()
     assert "validation before the last step" in events
     assert "validation/version 3" in events
+
+
+def test_a_run_that_is_to_stop_gives_its_validation_up_and_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drained pod has two minutes, and a validation may take an hour."""
+    run = Run(tmp_path, lag=1, validation=VALIDATION)
+    submit, end, held = run.engine.submit, Validating.end, list[GenerationRequest]()
+
+    def hold_back(requests: Sequence[GenerationRequest]) -> None:
+        held.extend(r for r in requests if r.request_id.startswith("v2/"))
+        submit([r for r in requests if r not in held])
+
+    async def ended(self: Validating) -> dict[str, float] | None:
+        if held:  # the loop waits for what never comes
+            run.stop.set()
+        return await end(self)
+
+    run.engine.submit = hold_back  # type: ignore[method-assign]
+    monkeypatch.setattr(Validating, "end", ended)
+    monkeypatch.setattr(validating, "LOOK_S", 0.01)
+    with pytest.raises(Interrupted):
+        run.drive()
+    assert "the validation under way is given up: the run is to stop" in (tmp_path / "run" / "logs" / "events.jsonl").read_text()
+    state = run.store.choose({"seed": "f"}).state
+    assert state is not None
+    assert state.step == run.metrics()[-1]["step"] == 3
 
 
 def test_a_validation_that_no_engine_can_end_is_given_up(tmp_path: Path) -> None:
