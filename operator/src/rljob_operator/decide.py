@@ -43,8 +43,8 @@ from rljob_operator.policies.situation import RecordedFailure, Situation, assess
 
 __all__ = ["decide", "is_managed"]
 
-TAKEN_RETRY = timedelta(seconds=30)
-"""Retry interval after a name conflict."""
+TAKEN_RETRY, LEAVING_RETRY = timedelta(seconds=30), timedelta(seconds=5)
+"""Retry intervals after a name conflict, and after one that is about to end."""
 REJECTED_RETRY = timedelta(seconds=60)
 """Retry interval after the API server rejected a child: a quota or policy may have changed."""
 
@@ -206,6 +206,9 @@ def _start(situation: Situation, number: int, after: RecordedFailure | None) -> 
     if observed.unavailable is not None:
         message = failure.headline(observed.unavailable)
         return _waiting(situation, Reason.API_UNAVAILABLE, message, start_time, situation.now + REJECTED_RETRY)
+    if observed.taken_name is not None and observed.is_taken_one_leaving:
+        message = f"Attempt {number} starts once {observed.taken_name} of an earlier RLJob of this name is gone."
+        return _waiting(situation, Reason.STARTING, message, start_time, situation.now + LEAVING_RETRY)
     if observed.taken_name is not None:
         message = f"{observed.taken_name} already exists and is not owned by this RLJob; delete it or rename the RLJob."
         return _waiting(situation, Reason.CHILD_NAME_TAKEN, message, start_time, situation.now + TAKEN_RETRY)

@@ -151,6 +151,8 @@ class Observed:
     """That image's."""
     taken_name: str | None = None
     """Kind and name of an object with another owner that has the name of a child to create."""
+    is_taken_one_leaving: bool = False
+    """Whether that object is being deleted, as that of an earlier RLJob of the same name."""
     rejected: str | None = None
     """The API server's message when it rejected a child."""
     unavailable: str | None = None

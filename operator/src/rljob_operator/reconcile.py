@@ -101,6 +101,7 @@ class _Obstacle:
     """Why the children of an attempt cannot be created; fields as in Observed."""
 
     taken_name: str | None = None
+    is_taken_one_leaving: bool = False
     rejected: str | None = None
 
 
@@ -299,7 +300,9 @@ class Reconciler:
         obstacle = await self._create_attempt(observed.job, observed.checked, decision.create_attempt)
         if obstacle is None:
             return observed, decision
-        updated = replace(observed, taken_name=obstacle.taken_name, rejected=obstacle.rejected)
+        updated = replace(
+            observed, taken_name=obstacle.taken_name, is_taken_one_leaving=obstacle.is_taken_one_leaving, rejected=obstacle.rejected
+        )
         return updated, decide(updated, now)
 
     async def _create_attempt(self, job: JobView, checked: CheckedJob, attempt: int) -> _Obstacle | None:
@@ -349,7 +352,7 @@ class Reconciler:
             try:
                 stored = await self._client.get(kind, job.key.namespace, name)
                 if not _is_owned(stored, job.uid):
-                    return _Obstacle(taken_name=f"{kind} {name}")
+                    return _Obstacle(taken_name=f"{kind} {name}", is_taken_one_leaving="deletionTimestamp" in stored["metadata"])
                 if kind is not Kind.RAYJOB and not _covers(stored, manifest):  # a RayJob is made once per attempt and never updated
                     # Created for an earlier attempt, by an earlier version of the operator, or modified externally.
                     repair = {**manifest, "metadata": {**manifest["metadata"], "uid": stored["metadata"]["uid"]}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -97,7 +98,8 @@ def forward(cluster: Kubectl, name: str, what: str, port: int | None) -> int:
     lines = [f"http://127.0.0.1:{own}{'/metrics' if what == 'metrics' else ''}"]
     if what == "dashboard":
         raycluster = head.get("labels", {}).get("ray.io/cluster", "<RayCluster>")
-        lines.append(f"token: kubectl get secret {raycluster} -o jsonpath='{{.data.auth_token}}' | base64 -d")
+        command = cluster.command("get", "secret", raycluster, "-o", "jsonpath={.data.auth_token}")
+        lines.append(f"token: {shlex.join(command)} | base64 -d")
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
     return subprocess.run(cluster.command("port-forward", f"pod/{head['name']}", f"{own}:{ports[what]}"), check=False).returncode

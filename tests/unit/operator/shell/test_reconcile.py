@@ -211,6 +211,29 @@ def test_a_foreign_rayjob_is_named_and_left_alone():
     assert "RayJob math-a1 already exists and is not owned by this RLJob" in message
 
 
+def test_what_an_earlier_job_of_the_name_leaves_is_waited_for():
+    """Deleted and applied again: KubeRay's finalizer keeps the old RayJob for a while."""
+
+    async def scenario() -> World:
+        world = World()
+        metadata = {"name": "math-a1", "namespace": "team", "finalizers": ["ray.io/rayjob-finalizer"]}
+        world.kube.add({"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata, "spec": {}})
+        world.kube.remove(Kind.RAYJOB, "team", "math-a1")
+        step, world.kuberay.step = world.kuberay.step, lambda: False  # type: ignore[method-assign]
+        world.kube.add(rljob())
+        await world.settle(hours=0.0)
+        (succeeded,) = [c for c in world.status()["conditions"] if c["type"] == "Succeeded"]
+        assert succeeded["reason"] == "Starting"
+        assert succeeded["message"] == "Attempt 1 starts once RayJob math-a1 of an earlier RLJob of this name is gone."
+        world.kuberay.step = step  # type: ignore[method-assign]
+        world.kube.finish_deletions()
+        await world.settle()
+        return world
+
+    world = asyncio.run(scenario())
+    assert world.condition("Succeeded") == ("True", "Completed")
+
+
 def test_a_foreign_service_account_is_named_and_no_rayjob_is_made():
     async def scenario() -> World:
         world = World()
