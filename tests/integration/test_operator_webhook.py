@@ -113,7 +113,7 @@ def test_a_newer_crd_refuses_no_job_and_an_older_one_is_reported(world: World, o
     crd_spec(world, {"op": "add", "path": "novel", "value": {"type": "string", "default": "a"}}, removed)
     try:
         world.until("unknown fields in the log", lambda: "which does not know spec.novel" in operator.log_file.read_text())
-        world.until("missing fields in the log", lambda: "drops spec.refuseEvictions" in operator.log_file.read_text())
+        world.until("missing fields in the log", lambda: "stored without spec.refuseEvictions" in operator.log_file.read_text())
         world.job("after", suspend=True)
         world.until_condition("after", "Accepted", "True/SpecValid")
         stored = world.get("rljob", "after")
