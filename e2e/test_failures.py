@@ -16,6 +16,7 @@ FOREIGN = {
     "spec": {
         "managedBy": "kueue.x-k8s.io/multikueue",  # KubeRay ignores it
         "entrypoint": "true",
+        "shutdownAfterJobFinishes": True,  # Kueue's webhook wants that of all, as it manages jobs without a queue in some namespaces
         "rayClusterSpec": {
             "headGroupSpec": {"rayStartParams": {}, "template": {"spec": {"containers": [{"name": "ray", "image": "none"}]}}}
         },
