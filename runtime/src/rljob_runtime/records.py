@@ -317,9 +317,16 @@ class Trajectory(_Content):
         return (*found, (prompt, tuple(following)))
 
     @property
+    def time_order(self) -> list[int]:
+        """Places among the sampled segments, as they are written, in the order of time."""
+        numbers = [segment.number for segment in self.segments if segment.sampled]
+        return sorted(range(len(numbers)), key=numbers.__getitem__)
+
+    @property
     def actions(self) -> list[Segment]:
         """Sampled segments in the order of time."""
-        return sorted((segment for segment in self.segments if segment.sampled), key=lambda segment: segment.number)
+        written = [segment for segment in self.segments if segment.sampled]
+        return [written[place] for place in self.time_order]
 
     @property
     def num_tokens(self) -> int:

@@ -13,6 +13,7 @@ What is in them and somebody needs is not lost:
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ from rljob_runtime.loop.checkpointing import CheckpointStore
 from rljob_runtime.report.disk import writing
 from rljob_runtime.report.folder import LOCK_FILE, FolderMode, RunFolder
 
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+"""Of a file system without locks, as some network volumes are: two runs in one folder are then not noticed."""
 RUN_FILE = "run"
 """In a folder of checkpoints outside of the run folder: the path of that."""
 
@@ -87,20 +90,19 @@ def _locked(path: Path) -> Iterator[None]:
     Raises:
         SetupError: another process does.
     """
-    with writing(path, "the run folder"):
-        handle = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise SetupError(
-                f"{path}: a run is in progress there; wait for its end, or choose another output folder (--run-dir)"
-            ) from error
-        except OSError:  # a file system without locks, as some network volumes
-            pass
+    with contextlib.ExitStack() as held:
+        with writing(path, "the run folder"):
+            handle = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            held.callback(os.close, handle)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                remedy = "wait for its end, or choose another output folder (--run-dir)"
+                raise SetupError(f"{path}: a run is in progress there; {remedy}") from error
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
         yield
-    finally:
-        os.close(handle)
 
 
 def _claim(store: CheckpointStore, run: Path, mode: FolderMode) -> None:

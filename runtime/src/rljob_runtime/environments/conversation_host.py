@@ -79,6 +79,7 @@ class ConversationHost:
             EnvironmentSetupError: something cannot be read, imported or constructed.
         """
         self.counters = Counters()
+        self.max_episodes = None  # processes are taken call by call
         self._config, self._deliver = config, deliver
         parameters = _parameters(config)
         self._tasks = Tasks(config.name, parameters)
@@ -111,11 +112,6 @@ class ConversationHost:
     def sandbox(self) -> str:
         """What keeps the processes in, as they say."""
         return next((pool.sandbox for pool in self._pools()), "")
-
-    @property
-    def max_episodes(self) -> None:
-        """Any number: processes are taken call by call."""
-        return
 
     def begin(self, key: str, seed: int) -> None:
         """Begin an episode; its first turn is delivered, or what went wrong."""

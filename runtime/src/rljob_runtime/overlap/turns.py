@@ -50,7 +50,7 @@ def turns_of(trajectories: Sequence[Trajectory], added: npt.NDArray[np.floating]
     known: dict[str, int] = {}
     for sample, (trajectory, more) in enumerate(zip(trajectories, added.tolist(), strict=True)):
         actions = trajectory.actions
-        places += time_order(trajectory, len(places))
+        places += [len(sizes) + place for place in trajectory.time_order]
         earned = [action.reward or 0.0 for action in actions]
         if earned:
             earned[-1] += (trajectory.reward.score or 0.0) - sum(earned) + more
@@ -70,15 +70,9 @@ def turns_of(trajectories: Sequence[Trajectory], added: npt.NDArray[np.floating]
     )
 
 
-def time_order(trajectory: Trajectory, first: int = 0) -> list[int]:
-    """Places of the sampled segments in the order of time, counted from ``first``."""
-    numbers = [segment.number for segment in trajectory.segments if segment.sampled]
-    return [first + place for place in sorted(range(len(numbers)), key=numbers.__getitem__)]
-
-
 def tokens_in_time(trajectories: Sequence[Trajectory]) -> npt.NDArray[np.int64] | None:
     """Shape (sampled tokens,): where the tokens of each sample's actions are written, in the order of time; None where that is the same."""
-    orders = [time_order(trajectory) for trajectory in trajectories]
+    orders = [trajectory.time_order for trajectory in trajectories]
     if all(order == sorted(order) for order in orders):
         return None
     places: list[npt.NDArray[np.int64]] = []

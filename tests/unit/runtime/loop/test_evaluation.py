@@ -60,12 +60,12 @@ def evaluate(
     *engines: WatchedEngine,
     restarts: int = 0,
     games: ScriptedEnvironments | None = None,
-    judges: str = "",
+    judge_devices: str = "",
     fails: Callable[[str], bool] = lambda sample_id: False,
 ) -> tuple[str, list[str]]:
     """Run one to its end, with episodes where there are ``games``; what was displayed, and the leases.
 
-    ``judges`` share devices with ``engines``, or with others.
+    ``judge_devices`` share devices with ``engines``, or with others.
     """
     out, log = io.StringIO(), list[str]()
     info = RunInfo(job_name="job", model="m", algorithm="validation only", devices="-", total_steps=0, seed=0, spec_yaml="a: 1\n")
@@ -85,7 +85,7 @@ def evaluate(
         fleet = EngineFleet(made, config=config, on_lost=supervisor.lost)
         supervisor.connect(fleet, None)
         gate = ScoringGate(ScriptedRewards().score)
-        score = gate.score if judges else ScriptedRewards(fails).score
+        score = gate.score if judge_devices else ScriptedRewards(fails).score
         validator = Validator(fleet=fleet, prompts=CountingPrompts().next(3), score=score, config=CONFIG)
         router = None
         if games is not None:
@@ -93,8 +93,8 @@ def evaluate(
             played = Environments(router=router, rules={"lake": EnvironmentRules()})
             validator = Validator(fleet=fleet, prompts=TASKS, environments=played, config=CONFIG)
         with Reporter(RunFolder.open(folder, FolderMode.NEW), info, display, packages={}, ticker=False) as reporter:
-            asked = [WatchedEngine("judge-0")] if judges else []
-            workers = make_job_workers(rollout=made, judge=asked, judges_displace_engines=judges == "engines", log=log)
+            asked = [WatchedEngine("judge-0")] if judge_devices else []
+            workers = make_job_workers(rollout=made, judge=asked, judges_displace_engines=judge_devices == "engines", log=log)
             evaluation = Evaluation(
                 workers=workers,
                 fleet=fleet,
@@ -102,7 +102,7 @@ def evaluate(
                 validator=validator,
                 reporter=reporter,
                 decode=first_ids if router is None else no_texts,
-                judging=Judging(workers=workers, gate=gate, fleet=fleet) if judges else None,
+                judging=Judging(workers=workers, gate=gate, fleet=fleet) if judge_devices else None,
                 router=router,
             )
             await evaluation.run()
@@ -134,12 +134,12 @@ def test_every_prompt_is_answered_once_and_the_scores_are_everywhere(tmp_path: P
     assert "best to worst, from trajectories/step-000000.jsonl" in report
 
 
-@pytest.mark.parametrize("judges", ["engines", "others"])
-def test_judges_on_shared_devices_score_after_the_engines_or_beside_them(tmp_path: Path, judges: str) -> None:
-    _, leases = evaluate(tmp_path / "run", WatchedEngine(), judges=judges)
+@pytest.mark.parametrize("judge_devices", ["engines", "others"])
+def test_judges_on_shared_devices_score_after_the_engines_or_beside_them(tmp_path: Path, judge_devices: str) -> None:
+    _, leases = evaluate(tmp_path / "run", WatchedEngine(), judge_devices=judge_devices)
     engines = ["rollout: generation for step 0 begins", "rollout: generation for step 0 ends"]
     scores = ["judge: scores of step 0 begins", "judge: scores of step 0 ends"]
-    assert leases == ([*engines, *scores] if judges == "engines" else [engines[0], *scores, engines[1]])
+    assert leases == ([*engines, *scores] if judge_devices == "engines" else [engines[0], *scores, engines[1]])
     (row,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert (row["validation/prompts"], row["validation/errors"]) == (3, 0)
 
