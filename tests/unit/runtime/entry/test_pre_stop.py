@@ -17,14 +17,14 @@ DRIVER = """
 import signal, sys
 from pathlib import Path
 from rljob_runtime.cluster import pid_file
-def stop(number, frame):
-    Path(sys.argv[2], "checkpoint").write_text("done")
-    sys.exit(130)
-signal.signal(signal.SIGTERM, stop)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 pid_file.write(Path(sys.argv[1]))
 print("ready", flush=True)
-signal.pause()
+signal.sigwait({signal.SIGTERM})
+Path(sys.argv[2], "checkpoint").write_text("done")
+sys.exit(130)
 """
+"""It blocks the signal before it says that it is ready: one that arrived just before ``signal.pause()`` would never end the pause."""
 WORKER = """
 import sys
 from pathlib import Path
