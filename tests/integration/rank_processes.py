@@ -71,6 +71,16 @@ def fork_ranks(num_ranks: int, num_ports: int, main: Callable[[int, list[int], P
             process.join(5.0)
 
 
+def join(worker: PolicyWorker, port: int) -> None:
+    """Meet the other ranks, without the groups of layouts before.
+
+    Each group of gloo has a thread that wakes up a hundred times a second. It lives as long as the model whose mesh has the group, which
+    the garbage collector may not find for the next ten layouts.
+    """
+    gc.collect()
+    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+
+
 def random_batch(vocab: int, seed: int = 0, part: slice = slice(None), sequences: int = 11) -> TrainBatch:
     """The sequences ``part`` of one global batch: three prompts of three tokens, random responses, behavior near uniform."""
     rng = np.random.default_rng(seed)

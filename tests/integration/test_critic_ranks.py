@@ -19,7 +19,7 @@ from rljob_runtime.training import model
 from rljob_runtime.training.critic import CriticWorker
 from rljob_runtime.training.critic_config import CriticConfig
 from rljob_runtime.training.value_step import prepare_values
-from tests.integration.rank_processes import fork_ranks, run_script
+from tests.integration.rank_processes import fork_ranks, join, run_script
 from tests.integration.test_critic import full_weights, gradients, make_batch, set_head
 from tests.support.pace import HANG_S
 from tests.support.ports import free_port, free_ports
@@ -63,7 +63,7 @@ def run_rank(rank: int, layout: str, port: int, model_folder: str, out: Path, re
     clip = ValueLossConfig(value_clip=0.5)
     config = CriticConfig(model_path=model_folder, learning_rate=1e-3, token_budget=20, value=clip, tensor_parallel_size=tp_size)
     worker = CriticWorker(config, rank, dp_size * tp_size)
-    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S / 2)
+    join(worker, port)
 
     def mine(seed: int) -> TrainBatch:
         return part(make_batch(seed), rank // tp_size, dp_size)

@@ -29,10 +29,10 @@ from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.value_step import ValueMeter, accumulate_value_gradients, prepare_values
 from rljob_runtime.training.worker import PolicyWorker
 from tests.integration.rank_processes import (
-    DEADLINE_S,
     check_deadlines,
     fork_ranks,
     full_gradients,
+    join,
     largest_difference,
     packed_weights,
     random_batch,
@@ -137,7 +137,7 @@ def settings(folder: Path, sizes: Sizes, **changes: object) -> PolicyConfig:
 
 def started(config: PolicyConfig, rank: int, port: int, world_size: int) -> PolicyWorker:
     worker = PolicyWorker(config, rank, world_size)
-    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    join(worker, port)
     check_deadlines(worker)
     return worker
 
@@ -222,7 +222,7 @@ def run_critic(rank: int, port: int, base: Path, sizes: Sizes) -> None:
     policy = settings(base / "qwen3_moe" / "model", sizes, load_balancing=None, replays_routes=False, activation_checkpointing=True)
     shared = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy) if field.name != "loss"}
     worker = CriticWorker(CriticConfig(**shared), rank, sizes.ranks)
-    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    join(worker, port)
     set_head(worker)
     batches, everything = [valued(random_batch(VOCAB, step, sizes.part(rank))) for step in range(2)], random_batch(VOCAB, 2)
     arrays = {"values": worker.compute_values(everything.token_ids, everything.lengths, everything.response_mask)}

@@ -23,10 +23,10 @@ from rljob_runtime.training.optimizer import clip_gradients
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.worker import PolicyWorker
 from tests.integration.rank_processes import (
-    DEADLINE_S,
     Arrays,
     fork_ranks,
     full_gradients,
+    join,
     largest_difference,
     packed_weights,
     random_batch,
@@ -218,7 +218,7 @@ def test_unknown_target_modules_are_refused(start: StartPolicy) -> None:
 def run_layout(rank: int, port: int, base: Path, name: str, dp: int, tp: int) -> None:
     """What one rank does in one layout; rank 0 leaves the results."""
     worker = PolicyWorker(settings(base / name / "model", tensor_parallel_size=tp), rank, dp * tp)
-    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    join(worker, port)
     part = slice(None) if dp == 1 else (slice(0, 9), slice(9, 11))[rank // tp]
     metrics = worker.train_step([random_batch(VOCAB, 0, part)], step=0)
     arrays = {f"grad/{key}": value for key, value in gradients(worker, part).items()}
@@ -249,7 +249,7 @@ def run_layout(rank: int, port: int, base: Path, name: str, dp: int, tp: int) ->
 def run_low_precision(rank: int, port: int, base: Path, dp: int, tp: int) -> None:
     """bfloat16 weights and float32 adapters in one FSDP unit: one step, then scores and weights."""
     worker = PolicyWorker(settings(base / "tied" / "model", tensor_parallel_size=tp, dtype="bfloat16"), rank, dp * tp)
-    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    join(worker, port)
     part = slice(None) if dp == 1 else (slice(0, 9), slice(9, 11))[rank // tp]
     worker.train_step([random_batch(VOCAB, 0, part)], step=0)
     batch = random_batch(VOCAB, 7)
@@ -263,7 +263,7 @@ def run_low_precision(rank: int, port: int, base: Path, dp: int, tp: int) -> Non
 def run_divided(rank: int, port: int, base: Path) -> None:
     """Gradients after a step where two ranks share each sequence."""
     worker = PolicyWorker(settings(base / "untied" / "model", token_budget=20, context_parallel_size=2), rank, 2)
-    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    join(worker, port)
     worker.train_step([random_batch(VOCAB)], step=0)
     arrays = gradients(worker)
     worker.shutdown()

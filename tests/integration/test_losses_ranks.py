@@ -20,7 +20,7 @@ from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.optimizer import clip_gradients
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.worker import PolicyWorker
-from tests.integration.rank_processes import DEADLINE_S, fork_ranks, full_gradients, random_batch, read, run_script, write
+from tests.integration.rank_processes import fork_ranks, full_gradients, join, random_batch, read, run_script, write
 from tests.support.rounding import assert_gradients_equal
 
 VOCAB = 62
@@ -57,7 +57,7 @@ def run_layout(rank: int, port: int, base: Path, name: str) -> None:
         context_parallel_size=cp,
     )
     worker = PolicyWorker(config, rank, dp * tp * cp)
-    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    join(worker, port)
     batch = make_batch(PARTS[dp][rank // (tp * cp)])
     cpu = torch.device("cpu")
     (prepared,) = prepare_batches([batch], config, cpu, worker.ready.costs)

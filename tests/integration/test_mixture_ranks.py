@@ -33,8 +33,7 @@ from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.replay import replay_of
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.worker import PolicyWorker
-from tests.integration.rank_processes import fork_ranks, full_gradients, packed_weights, random_batch, read, run_script, write
-from tests.support.pace import HANG_S
+from tests.integration.rank_processes import fork_ranks, full_gradients, join, packed_weights, random_batch, read, run_script, write
 from tests.support.rounding import assert_gradients_equal
 from tests.support.routes import routes_of
 from tests.support.trainers import StartPolicy, one_at_a_time, policy, save_model
@@ -106,7 +105,7 @@ def with_routes(batch: TrainBatch, worker: PolicyWorker) -> TrainBatch:
 def run_divided(rank: int, port: int, base: Path) -> None:
     """Two ranks that share each sequence."""
     worker = PolicyWorker(settings(base / "qwen3_moe", replays_routes=True, token_budget=12, context_parallel_size=2), rank, 2)
-    worker.setup("127.0.0.1", port, timeout_s=HANG_S)
+    join(worker, port)
     try:
         batch = random_batch(VOCAB, 0)
         arrays = {f"grad/{n}": g for n, g in gradients(worker, batch).items()}
@@ -124,7 +123,7 @@ def run_layout(rank: int, port: int, base: Path, name: str, world_size: int) -> 
         return
     config = settings(base / name, replays_routes=True, router_bias_update_rate=bias_rate(name))
     worker = PolicyWorker(config, rank, world_size)
-    worker.setup("127.0.0.1", port, timeout_s=HANG_S)
+    join(worker, port)
     try:
         batches = [random_batch(VOCAB, seed, PARTS[world_size][rank]) for seed in range(2)]
         arrays = {f"grad/{n}": g for n, g in gradients(worker, batches[0]).items()}

@@ -12,16 +12,15 @@ from pathlib import Path
 from rljob_runtime.errors import OffloadError
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.worker import PolicyWorker
-from tests.integration.rank_processes import fork_ranks, run_script
+from tests.integration.rank_processes import fork_ranks, join, run_script
 from tests.integration.test_trainer_ranks import make_batch, make_model
 from tests.support.offload_fakes import FailingCopies, bytes_of
-from tests.support.pace import HANG_S
 
 
 def run_rank(rank: int, port: int, folder: str, fails: bool) -> dict[str, object]:
     """A step, one that fails on rank 0 alone if asked, and two more."""
     worker = PolicyWorker(PolicyConfig(model_path=folder, learning_rate=1e-2, optimizer_around_step=True), rank, 2)
-    worker.setup("127.0.0.1", port, timeout_s=HANG_S)
+    join(worker, port)
     store, found = worker.ready.store, {}
     try:
         worker.train_step([make_batch(rank, 2, seed=0)], 0)

@@ -46,10 +46,10 @@ from rljob_runtime.training.value_step import ValueMeter, accumulate_value_gradi
 from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.checkpoint_names import checkpoint_parts
 from tests.integration.rank_processes import (
-    DEADLINE_S,
     check_deadlines,
     fork_ranks,
     full_gradients,
+    join,
     largest_difference,
     masked,
     packed_weights,
@@ -196,7 +196,7 @@ def run_layout(rank: int, port: int, base: Path, name: str, vocab: int, dp: int,
     """What one rank does in one layout; rank 0 leaves the results."""
     out = base / name / (label(dp, tp, cp) + (SEQUENCE if changes.get("sequence_parallel") else ""))
     worker = PolicyWorker(settings(base / name / "model", tp, context_parallel_size=cp, **changes), rank, dp * tp * cp)
-    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    join(worker, port)
     check_deadlines(worker)
     dp_rank = rank // (tp * cp)
     everything = random_batch(vocab)
@@ -244,7 +244,7 @@ def run_resumed(rank: int, port: int, base: Path, saved: str, dp: int, tp: int) 
     """Load another layout's checkpoint, pack, and make the next step."""
     vocab = MODELS["qwen2"].vocab_size
     worker = PolicyWorker(settings(base / "qwen2" / "model", tp, seed=9), rank, dp * tp)
-    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    join(worker, port)
     assert worker.load_checkpoint(base / "qwen2" / saved / "checkpoint") == 1
     arrays = {f"packed/{key}": value for key, value in packed_weights(worker).items()}
     metrics = worker.train_step([random_batch(vocab, 1, PARTS[dp][rank // tp])], step=1)
@@ -259,7 +259,7 @@ def run_low_precision(rank: int, port: int, base: Path, dp: int, tp: int, cp: in
     low = {"dtype": "bfloat16", "optimizer_state_dtype": OptimizerStateDType.BFLOAT16}
     config = settings(base / "qwen2" / "model", tp, activation_checkpointing=True, context_parallel_size=cp, **low)
     worker = PolicyWorker(config, rank, dp * tp * cp)
-    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    join(worker, port)
     everything, batch = random_batch(vocab), random_batch(vocab, part=PARTS[dp][rank // (tp * cp)])
     arrays = {"logprobs": worker.compute_logprobs(everything.token_ids, everything.lengths, 1.0)}
     metrics = worker.train_step([batch], step=0)
@@ -277,7 +277,7 @@ def run_divided_bfloat16(rank: int, port: int, base: Path, *, divided: bool) -> 
     vocab, cpu = MODELS["qwen2"].vocab_size, torch.device("cpu")
     config = settings(base / "qwen2" / "model", 2, dtype="bfloat16", sequence_parallel=divided)
     worker = PolicyWorker(config, rank, 2)
-    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    join(worker, port)
     everything = random_batch(vocab)
     arrays = {"logprobs": worker.compute_logprobs(everything.token_ids, everything.lengths, 1.0)}
     (prepared,) = prepare_batches([masked(everything, vocab)], worker.config, cpu, worker.ready.costs)
@@ -311,7 +311,7 @@ def run_critic(rank: int, port: int, base: Path, dp: int, tp: int, cp: int) -> N
     policy = settings(base / "qwen3" / "model", tp, context_parallel_size=cp)
     shared = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy) if field.name != "loss"}
     worker = CriticWorker(CriticConfig(**shared), rank, dp * tp * cp)
-    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    join(worker, port)
     set_head(worker)
     first, second = (valued(random_batch(vocab, seed, PARTS[dp][rank // (tp * cp)])) for seed in (0, 1))
     (prepared,) = prepare_values([first], worker.config, torch.device("cpu"), worker.ready.costs)
@@ -342,7 +342,7 @@ def run_frozen(rank: int, port: int, base: Path, dp: int, tp: int, cp: int) -> N
     vocab = MODELS["qwen2"].vocab_size
     config = settings(base / "qwen2" / "model", tp, trainable=False, context_parallel_size=cp)
     worker = PolicyWorker(config, rank, dp * tp * cp)
-    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    join(worker, port)
     batch = random_batch(vocab, part=PARTS[dp][rank // (tp * cp)])
     before = worker.compute_logprobs(batch.token_ids, batch.lengths, 0.9)
     worker.offload(StateKind)

@@ -16,8 +16,8 @@ from rljob_runtime.training.tensor_plan import IN_LAYERS
 from rljob_runtime.training.worker import PolicyWorker
 from tests.integration import test_tensor_parallel as layouts
 from tests.integration.rank_processes import (
-    DEADLINE_S,
     fork_ranks,
+    join,
     largest_difference,
     packed_weights,
     random_batch,
@@ -123,7 +123,7 @@ def run_adapters(rank: int, port: int, base: Path, name: str, tp: int) -> None:
     vocab, lora = MODELS[name].vocab_size, LoraConfig(rank=3, alpha=6.0)
     config = layouts.settings(base / name / "model", tp, sequence_parallel=tp > 1, lora=lora)
     worker = PolicyWorker(config, rank, tp)
-    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    join(worker, port)
     worker.train_step([random_batch(vocab)], step=0)
     arrays = {key: array for key, array in layouts.gradients_and_norms(worker, 1, 0, vocab).items() if key.startswith("grad/")}
     arrays |= {f"packed/{key}": array for key, array in packed_weights(worker).items()}

@@ -24,8 +24,7 @@ from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.packing import plan_buckets, unpack
 from rljob_runtime.weightsync.parcel import checksum
 from rljob_runtime.weightsync.shares import shared_out
-from tests.integration.rank_processes import fork_ranks, run_script
-from tests.support.pace import HANG_S
+from tests.integration.rank_processes import fork_ranks, join, run_script
 from tests.support.ports import free_port
 from tests.support.rounding import LOGPROBS, assert_gradients_equal
 from tests.support.trainers import VOCAB, save_model, tiny_qwen2
@@ -72,7 +71,7 @@ def run_rank(rank: int, world_size: int, port: int, model_folder: str, out: Path
     """What one rank does; rank 0 leaves ``result.npz`` and ``metrics.json`` in ``out``."""
     loss = LossConfig(aggregation=Aggregation.SEQ_MEAN_TOKEN_MEAN)
     worker = PolicyWorker(PolicyConfig(model_path=model_folder, learning_rate=1e-3, token_budget=26, loss=loss), rank, world_size)
-    worker.setup("127.0.0.1", port, timeout_s=HANG_S)
+    join(worker, port)
     try:
         if resume_from is not None:
             worker.load_checkpoint(resume_from)
