@@ -1,6 +1,6 @@
 """A thin wrapper around the kubectl binary, and the waits that scenarios need; each has a timeout and reports the last state.
 
-What users do goes through kubectl; what scenarios look at again and again, through :mod:`e2e.reading`.
+What users do goes through kubectl; what scenarios look at again and again, through :mod:`e2e.objects`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from e2e.reading import KubectlError, NotThereError, Reader
+from e2e.objects import KubectlError, NotThereError, Objects
 
 T = TypeVar("T")
 POLL_S = 0.5
@@ -29,7 +29,7 @@ class Kubectl:
         self.binary = binary
         self.kubeconfig = kubeconfig
         self.namespace = namespace
-        self._reader = Reader(kubeconfig)
+        self._objects = Objects(kubeconfig)
 
     def command(self, *args: str, namespace: str | None = None) -> list[str]:
         return [self.binary, f"--kubeconfig={self.kubeconfig}", f"--namespace={namespace or self.namespace}", *args]
@@ -54,7 +54,7 @@ class Kubectl:
         return True
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any]:
-        return self._reader.get(kind, name, namespace or self.namespace)
+        return self._objects.get(kind, name, namespace or self.namespace)
 
     def exists(self, kind: str, name: str) -> bool:
         try:
@@ -64,7 +64,7 @@ class Kubectl:
         return True
 
     def items(self, kind: str, selector: str = "", namespace: str | None = None) -> list[dict[str, Any]]:
-        return self._reader.items(kind, selector, namespace or self.namespace)
+        return self._objects.items(kind, selector, namespace or self.namespace)
 
     def children(self, job: str, kind: str) -> list[dict[str, Any]]:
         """Objects of a kind that carry the job's label."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from e2e.installation import NAMESPACE
 from e2e.jobs import unhurried
 from e2e.kubectl import Kubectl
-from e2e.reading import KubectlError
+from e2e.objects import KubectlError
 from e2e.test_training import STARTS_S, metrics
 from e2e.volumes import Volume
 

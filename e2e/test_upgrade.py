@@ -18,7 +18,7 @@ from e2e.guarded import NAME, Guarded
 from e2e.installation import HELM_TIMEOUT_S, RELEASE, SYSTEM, Helm, image_values
 from e2e.jobs import ROOT, two_groups
 from e2e.kubectl import Kubectl
-from e2e.reading import KubectlError
+from e2e.objects import KubectlError
 from e2e.test_rights import account_of_operator, installed_rights
 from e2e.test_training import STARTS_S, metrics
 from e2e.volumes import Volume

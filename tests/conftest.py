@@ -1,7 +1,7 @@
 """What every test gets: no network through Hugging Face, no telemetry, caches of its own, deterministic examples.
 
-`make test` and `make test-slow` run files side by side in several processes of pytest (pytest-xdist), longest first; fixtures of a module
-are made once.
+`make test`, `make test-slow` and `make test-all` run files side by side in several processes of pytest (pytest-xdist), longest first;
+fixtures of a module are made once.
 """
 
 import contextlib
@@ -19,67 +19,10 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from tests.support import forked_workers
+from tests.support.file_order import LONGEST_FIRST, SPREAD, TOGETHER, WITH_API_SERVER
 from tests.support.golden import SWITCH, Golden
 
 TESTS = Path(__file__).parent
-WITH_API_SERVER = (
-    "test_operator_faults.py",
-    "test_operator_lifecycle.py",
-    "test_operator_replicas.py",
-    "test_chaos.py",
-    "test_api_server.py",
-    "test_spec_fuzz.py",
-    "test_progress_account.py",
-    "test_operator_webhook.py",
-)
-"""Files of one API server, which computes 10 s before it serves: run by one process, beginning with those that mostly wait."""
-WITH_VLLM = (
-    "test_vllm_engine.py",
-    "test_engine_offload.py",
-    "test_patched_updates.py",
-    "test_sampling_mask.py",
-    "test_router_replay.py",
-    "test_mixture_engine.py",
-    "test_served_adapters.py",
-)
-"""Files of vLLM in the process of the test, whose imports compute 6 s: by one process as well."""
-TOGETHER = {name: files[0] for files in (WITH_API_SERVER, WITH_VLLM) for name in files}
-"""The file by which those are called that one process runs."""
-LONGEST_FIRST = (
-    *WITH_API_SERVER,
-    "test_quickstart.py",
-    "test_converted_job.py",
-    "test_engine_replacement.py",
-    "test_run.py",
-    "test_judged_run.py",
-    "test_examples_run.py",
-    "test_lake_model.py",
-    "test_time_division.py",
-    "test_domains.py",
-    "test_episodes_run.py",
-    "test_restarted_workers.py",
-    "test_server_offload.py",
-    "test_incluster.py",
-    "test_sglang_engine.py",
-    *WITH_VLLM,
-    "test_overlap_run.py",
-    "test_layer_compilation.py",
-    "test_tensor_parallel_classes.py",
-    "test_gpu_check.py",
-    "test_sync_faults.py",
-    "test_convert.py",
-    "test_bit_equality.py",
-)
-"""Files, and files together, of a minute and more: begun last, one of them would run alone at the end."""
-SPREAD = (
-    "test_quickstart.py",
-    "test_converted_job.py",
-    "test_engine_replacement.py",
-    "test_run.py",
-    "test_judged_run.py",
-    "test_examples_run.py",
-)
-"""Files whose tests take minutes and share no fixture of the module: each test is begun by whichever process is free."""
 GIB_PER_PROCESS = 5
 """Of pytest and a small job that it waits for."""
 
@@ -142,7 +85,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """More processes than cores, because tests wait for processes that start; fewer where memory is short. Slow tests compute more."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    more = 1 if config.getoption("markexpr") == "slow" else 2
+    more = 2 if config.getoption("markexpr") == "not slow" else 1
     return max(1, min(len(os.sched_getaffinity(0)) + more, int(memory_gib / GIB_PER_PROCESS)))
 
 
@@ -169,10 +112,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything under tests/integration is an integration test, without saying so in each file; the longest files come first."""
-    integration = f"{TESTS / 'integration'}{os.sep}"
+    marks = {f"{TESTS / folder}{os.sep}": getattr(pytest.mark, folder) for folder in ("integration", "layout")}
     for item in items:
-        if str(item.path).startswith(integration):
-            item.add_marker(pytest.mark.integration)
+        for folder, mark in marks.items():
+            if str(item.path).startswith(folder):
+                item.add_marker(mark)
         if "api_server" in getattr(item, "fixturenames", ()) and item.path.name not in WITH_API_SERVER:
             raise pytest.UsageError(f"{item.path.name} starts an API server of its own; name it in WITH_API_SERVER of {__file__}")
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}

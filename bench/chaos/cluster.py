@@ -35,7 +35,7 @@ from e2e.environment import needed
 from e2e.installation import NAMESPACE, SYSTEM, Helm, installation_values, installed
 from e2e.jobs import Manifest, two_groups
 from e2e.kubectl import Kubectl
-from e2e.reading import KubectlError
+from e2e.objects import KubectlError
 from e2e.volumes import Volume, shared_volume
 from rljob_runtime.cluster.host import START_WORD
 

@@ -82,6 +82,13 @@ def forked_shards() -> Iterator[None]:
         yield
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
+    """The API server ends after its last test."""
+    yield
+    kube_api.stop_unless_used(nextitem)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     if not session.config.option.collectonly:
         kube_api.build_for(session)

@@ -11,6 +11,8 @@ from e2e.cluster.api_server import ApiServer
 from e2e.cluster.crds import RLJOB_CRD
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.versions import KUBERAY_CRDS, Mode
+from e2e.objects import Objects
+from tests.support.file_order import WITH_API_SERVER
 
 __all__ = ["ApiServer", "api_server", "build_for", "namespace"]
 
@@ -20,6 +22,8 @@ FIXTURES = {"api_server", "helm"}
 """Fixtures that need programs of the cache."""
 
 _numbers = itertools.count(1)
+_running: list[ApiServer] = []
+"""The session's API server, until it is stopped."""
 
 
 @pytest.fixture(scope="session")
@@ -34,16 +38,23 @@ def api_server() -> Iterator[ApiServer]:
     kuberay = [file for file in build.module_files(KUBERAY_CRDS) if any(file.stem == f"ray.io_{plural}" for plural in CRDS)]
     assert len(kuberay) == len(CRDS)
     with ApiServer(crd_files=[*kuberay, RLJOB_CRD]) as server:
+        _running.append(server)
         yield server
+
+
+def stop_unless_used(next_item: pytest.Item | None) -> None:
+    """Stop the session's API server after the last of the files that use it, which follow each other: it computes while it idles."""
+    if _running and next_item is not None and next_item.path.name not in WITH_API_SERVER:
+        _running.pop().stop()
 
 
 @pytest.fixture
 def namespace(api_server: ApiServer) -> Iterator[str]:
     """A namespace nobody else uses; what is in it goes away with it."""
-    name = f"test-{next(_numbers)}"
-    api_server.kubectl("create", "namespace", name)
+    name, objects = f"test-{next(_numbers)}", Objects(api_server.kubeconfig)
+    objects.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}, name)
     yield name
-    api_server.kubectl("delete", "namespace", name, "--wait=false")
+    objects.delete("namespace", name, name)
 
 
 def build_for(session: pytest.Session) -> None:

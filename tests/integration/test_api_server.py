@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from e2e.cluster.errors import CommandError
+from e2e.objects import KubectlError, Objects
 from rljob_api.crd import schema
 from rljob_api.naming import MAX_JOB_NAME, RESERVED_GROUP_NAMES
 from rljob_api.reading import manifest as manifests
@@ -29,12 +30,11 @@ ACCEPTED = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT
 
 def create(api: ApiServer, namespace: str, document: Manifest) -> Manifest:
     """The object as the server would store it."""
-    text = api.kubectl("-n", namespace, "create", "--dry-run=server", "-o", "json", "-f", "-", input=json.dumps(document))
-    return json.loads(text)
+    return Objects(api.kubeconfig).create(document, namespace, dry_run=True)
 
 
 def refusal(api: ApiServer, namespace: str, document: Manifest) -> str:
-    with pytest.raises(CommandError) as caught:
+    with pytest.raises(KubectlError) as caught:
         create(api, namespace, document)
     return str(caught.value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from e2e.reading import NotThereError, Reader
+from e2e.objects import AlreadyExistsError, NotThereError, Objects
 from tests.integration.kube_api import ApiServer
 from tests.support.pace import HANG_S
 
@@ -31,7 +32,7 @@ class World:
     def __init__(self, api: ApiServer, namespace: str) -> None:
         self.api = api
         self.namespace = namespace
-        self._reader = Reader(api.kubeconfig)
+        self._objects = Objects(api.kubeconfig)
 
     # what a user does
 
@@ -53,13 +54,13 @@ class World:
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         try:
-            return self._reader.get(kind, name, self.namespace)
+            return self._objects.get(kind, name, self.namespace)
         except NotThereError:
             return None
 
     def list(self, kind: str, job: str) -> list[dict[str, Any]]:
         """Objects of the job; ``kind``: plurals, comma-separated."""
-        return [found for plural in kind.split(",") for found in self._reader.items(plural, f"rljob.dev/job={job}", self.namespace)]
+        return [found for plural in kind.split(",") for found in self._objects.items(plural, f"rljob.dev/job={job}", self.namespace)]
 
     def status(self, name: str) -> dict[str, Any]:
         return (self.get("rljob", name) or {}).get("status", {})
@@ -90,19 +91,23 @@ class World:
 
     def rayjob_status(self, name: str, **status: Any) -> None:
         """What KubeRay would write into a RayJob's status."""
-        self.patch("rayjob", name, {"status": status}, "--subresource=status")
+        self._status("rayjob", name, status)
+
+    def _status(self, kind: str, name: str, status: Mapping[str, Any]) -> None:
+        self._objects.merge(kind, name, {"status": status}, self.namespace, "status")
 
     def cluster(self, rayjob: str, cluster: str) -> None:
         """Make a RayCluster for a RayJob as KubeRay does and name it in the RayJob's status."""
         parent = self.until_child(rayjob)
         labels = parent["metadata"]["labels"]
-        self.apply(
+        self._objects.create(
             {
                 "apiVersion": "ray.io/v1",
                 "kind": "RayCluster",
                 "metadata": {"name": cluster, "labels": labels, "ownerReferences": [owner(parent)]},
                 "spec": parent["spec"]["rayClusterSpec"],
-            }
+            },
+            self.namespace,
         )
         self.rayjob_status(rayjob, jobDeploymentStatus="Initializing", rayClusterName=cluster)
 
@@ -117,9 +122,11 @@ class World:
         }
         container = {"name": "ray", "image": "example.com/rljob-runtime:test"}
         metadata = {"name": name, "labels": labels, "ownerReferences": [owner(parent)]}
-        self.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}})
+        document = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
+        with contextlib.suppress(AlreadyExistsError):  # only its status is new
+            self._objects.create(document, self.namespace)
         conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
-        self.patch("pod", name, {"status": {"phase": phase, "conditions": conditions, **status}}, "--subresource=status")
+        self._status("pod", name, {"phase": phase, "conditions": conditions, **status})
 
     def runs(self, rayjob: str, cluster: str = "c1") -> None:
         """A whole start: cluster, head, one ready node, driver running."""
@@ -130,7 +137,8 @@ class World:
 
     def pods_gone(self, *names: str) -> None:
         for name in names:
-            self.kubectl("delete", "pod", name, "--grace-period=0", "--force", "--ignore-not-found")
+            with contextlib.suppress(NotThereError):
+                self._objects.delete("pod", name, self.namespace, grace_s=0)
 
 
 def owner(parent: Mapping[str, Any]) -> dict[str, Any]:

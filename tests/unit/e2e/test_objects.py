@@ -2,7 +2,7 @@
 
 import pytest
 
-from e2e.reading import KubectlError, path
+from e2e.objects import KubectlError, path
 
 
 @pytest.mark.parametrize(
@@ -20,5 +20,5 @@ def test_where_objects_are(kind: str, expected: str):
 
 
 def test_another_kind_is_refused_with_those_there_are():
-    with pytest.raises(KubectlError, match=r"'gadgets' is none of the kinds that are read here: clusterrolebindings, .*; add it"):
+    with pytest.raises(KubectlError, match=r"'gadgets' is none of the kinds known here: clusterrolebindings, .*; add it"):
         path("gadgets", "team")
