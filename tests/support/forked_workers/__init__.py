@@ -121,7 +121,8 @@ LAUNCHER = HERE / "launcher.py"
 
 def script_command(modules: tuple[str, ...], script: Path, *arguments: str) -> list[str]:
     """The command line of a script: a fork of a process with ``modules`` where there is one, else what the interpreter starts."""
-    return [sys.executable, *launcher.launching({"modules": modules, "environment": {}}, str(script), *arguments)]
+    worker = {"modules": modules, "environment": {}, "without_torch": modules is LIGHT}
+    return [sys.executable, *launcher.launching(worker, str(script), *arguments)]
 
 
 def server_commands() -> dict[str, list[str]]:
@@ -196,7 +197,7 @@ def use() -> None:
         modules = MODULES.get(spec.factory)
         if modules is None or spec.interpreter is not None:
             return plain_runtime_env(cluster, spec)
-        worker: dict[str, Any] = {"modules": modules, "environment": dict(spec.env)}
+        worker: dict[str, Any] = {"modules": modules, "environment": dict(spec.env), "without_torch": modules is LIGHT}
         if spec.factory in SERVERS:
             worker |= {"replaced": {SERVERS[spec.factory]: server_commands()[SERVERS[spec.factory]]}, "from_request": 1}
         return {"env_vars": {WORKER: json.dumps(worker)}}

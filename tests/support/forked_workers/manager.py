@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import messages
+import preloaded
 
 READ_AT_IMPORT = (
     "GLOO_", "GOMP_", "GRPC_", "HF_", "HUGGINGFACE_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "NUMEXPR_", "NUMPY_", "OMP_",
@@ -21,8 +22,12 @@ READ_AT_IMPORT = (
     "XDG_",
 )  # fmt: skip
 """Beginnings of names of variables that Python, torch, transformers, vLLM or what they import may read when it is imported."""
-READ_LATER = {"PYTHONBREAKPOINT", "VLLM_API_KEY", "VLLM_SERVER_DEV_MODE", "SGLANG_CPU_OMP_THREADS_BIND"}
-"""Of these, what is read when a server starts to serve, or at a breakpoint."""
+READ_LATER = {"PYTHONBREAKPOINT", "VLLM_API_KEY", "VLLM_SERVER_DEV_MODE", "SGLANG_CPU_OMP_THREADS_BIND"} | preloaded.READ_BY_NO_IMPORT
+"""Of these, what is read when an engine or a server starts, or at a breakpoint."""
+OF_TORCH = ("GLOO_", "GOMP_", "KMP_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH", "TRITON_", "VLLM_")
+"""Of these, what no process reads that imports neither torch nor vLLM."""
+OF_THREADS = ("GOMP_", "KMP_")
+"""Of these, what says how OpenMP's threads wait; where there is one, it does not."""
 LEFT_BY_VLLM = {
     "LD_LIBRARY_PATH", "LD_PRELOAD", "NUMEXPR_MAX_THREADS", "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_COMPILE_THREADS",
     "TORCHINDUCTOR_CPP_DYNAMIC_THREADS", "TRITON_CACHE_AUTOTUNING", "VLLM_DISABLE_SHARED_EXPERTS_STREAM",
@@ -36,7 +41,7 @@ IMPORT_PATH = "PYTHONPATH"
 FROM_REQUEST = 2
 """Which worker of a kind and environment is the first one that is forked: what comes once is not worth a process."""
 MAX_PRELOADED = 18
-"""Half a gigabyte each at most, but one for those of servers; test lanes ask for some 15, and what is refused starts as users' do."""
+"""Half a gigabyte each at most, but one for those of servers; test lanes ask for some 10, and what is refused starts as users' do."""
 
 Key = tuple[str, tuple[str, ...], tuple[tuple[str, str], ...]]
 """Interpreter, modules, environment."""
@@ -108,9 +113,13 @@ class Manager:
 
 def _read_at_import(request: dict[str, Any]) -> dict[str, str]:
     """Variables of the process that is asked for; another interpreter's import path is that of all of its processes."""
-    environment = request["environment"] | request["worker"]["environment"]
+    worker, environment = request["worker"], request["environment"] | request["worker"]["environment"]
     of_forks = {IMPORT_PATH} if request["interpreter"] == sys.executable else set()
-    return {n: v for n, v in environment.items() if n.startswith(READ_AT_IMPORT) and n not in READ_LATER | LEFT_BY_VLLM | of_forks}
+    threads = environment.get("OMP_NUM_THREADS")
+    as_without = {("PYTHONDONTWRITEBYTECODE", ""), ("MKL_NUM_THREADS", threads)}  # MKL takes OpenMP's number where it has none
+    unread = (OF_TORCH if worker.get("without_torch") else ()) + (OF_THREADS if threads == "1" else ())
+    read = {n: v for n, v in environment.items() if n.startswith(READ_AT_IMPORT) and n not in READ_LATER | LEFT_BY_VLLM | of_forks}
+    return {n: v for n, v in read.items() if not n.startswith(unread) and (n, v) not in as_without}
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,11 @@ ABOVE = 512
 BLOCKED = "ray"
 """Reads its configuration from the environment and starts a thread when it is imported. vLLM, which only wants it for a way of running
 workers that RLJob never asks for, does without."""
+READ_BY_NO_IMPORT = {
+    "VLLM_ALLREDUCE_USE_FLASHINFER", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_USE_FLASHINFER_SAMPLER",
+    "VLLM_USE_V2_MODEL_RUNNER",
+}  # fmt: skip
+"""Variables that forks of one process may have other values of, which is verified while it imports."""
 SCRIPT_FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -38,6 +44,23 @@ class _Without(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any, target: Any = None) -> None:
         if name.partition(".")[0] == BLOCKED:
             raise ImportError(f"{name} is imported by forks only")
+
+
+@contextlib.contextmanager
+def _variables_read() -> Iterator[set[str]]:
+    """The names of variables of the environment that Python code looks up in the block."""
+    kind, names = type(os.environ), set()
+    get = kind.__getitem__
+
+    def recorded(self: Any, name: str) -> str:
+        names.add(name)
+        return get(self, name)
+
+    kind.__getitem__ = recorded
+    try:
+        yield names
+    finally:
+        kind.__getitem__ = get
 
 
 @dataclass
@@ -54,9 +77,12 @@ def preload(modules: list[str]) -> dict[str, str]:
     before = dict(os.environ)
     finder = _Without()
     sys.meta_path.insert(0, finder)
-    for module in modules:
-        importlib.import_module(module)
+    with _variables_read() as read:
+        for module in modules:
+            importlib.import_module(module)
     sys.meta_path.remove(finder)
+    if found := sorted(read & READ_BY_NO_IMPORT):
+        raise SystemExit(f"imports of {modules} read {found}, of which forks may have other values")
     if "setproctitle" in sys.modules:  # finds what it writes to, which it does not once a fork has another environment
         sys.modules["setproctitle"].getproctitle()
     threads = os.listdir("/proc/self/task")
