@@ -25,7 +25,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help setup setup-sglang run test test-slow check docs bench chaos generate e2e cluster-up cluster-down cluster-status clean distclean
+.PHONY: help setup setup-sglang run test test-slow test-all check docs bench chaos generate e2e cluster-up cluster-down cluster-status clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,12 +50,19 @@ run: $(STAMP) models/tiny/config.json ## Quickstart: a whole GRPO run on this ma
 # Files side by side in one process of pytest more than there are cores (tests/conftest.py), longest first.
 PYTEST := pytest -n auto --dist loadfile --no-loadscope-reorder --durations=15 --durations-min=1
 
+# Without it, its tests are skipped.
+API_SERVER := ! command -v go > /dev/null || python -m e2e.cluster build --mode api || [ -z "$${CI:-}" ]
+
 test: $(STAMP) ## Unit, property, layout and short integration tests
-	@! command -v go > /dev/null || python -m e2e.cluster build --mode api || [ -z "$${CI:-}" ] # without it, its tests are skipped
+	@$(API_SERVER)
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: $(STAMP) ## Whole jobs, faults in them, learning runs: minutes each
 	$(PYTEST) -m slow -v $(ARGS)
+
+test-all: $(STAMP) ## Both in one session, as CI does: what they share is started once
+	@$(API_SERVER)
+	$(PYTEST) $(ARGS)
 
 check: $(STAMP) ## Lint, format, types, import contracts, layout gates, generated files
 	@tools/check
