@@ -64,6 +64,11 @@ class KeyTable:
         node = self._node(parts)
         return [] if node is None else [key for key in node if key not in ("", "*")]
 
+    def has_inside(self, parts: paths.Parts, key: str) -> bool:
+        """Whether a key is a known one directly below a path."""
+        node = self._node(parts)
+        return node is not None and key not in ("", "*") and key in node
+
     def knows_below(self, parts: paths.Parts) -> bool:
         """Whether any pattern goes deeper than this path."""
         node = self._node(parts)
@@ -187,7 +192,7 @@ def _unknown(source: Source, table: KeyTable, parts: paths.Parts) -> None:
         source.drop(parts, "only serves references from other keys, which were filled in where they are used")
         return
     last = next((index for index in range(len(parts) - 1, -1, -1) if isinstance(parts[index], str)), 0)
-    if str(parts[last]) in table.inside(parts[:last]):
+    if table.has_inside(parts[:last], str(parts[last])):
         what = "is empty, and a section of keys is expected" if source.glance(*parts) is None else "is no section of keys"
         source.note(NoteKind.UNKNOWN, parts, what, "write its keys below it, or remove it")
         return
