@@ -299,10 +299,10 @@ class Memberships:
             self._joined[key] = meeting.name, member
         return member
 
-    def leave(self, meetings: Collection[str]) -> None:
-        """Leave meetings, by their names, that were joined: no other end of a transport uses them."""
+    def leave(self, meetings: Collection[str] | None = None) -> None:
+        """Leave meetings, by their names, that were joined: no other end of a transport uses them; all where none are named."""
         with self._lock:
-            over = [at for at, (name, _) in self._joined.items() if name in meetings]
+            over = [at for at, (name, _) in self._joined.items() if meetings is None or name in meetings]
             left = [self._joined.pop(at)[1] for at in over]
         for one in left:
             one.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -36,6 +37,7 @@ class Store:
         self._name, self._timeout_s = name, timeout_s
         self._closed = False
         self._questions: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
+        self._end = weakref.finalize(self, self._questions.put, None)  # also of one that is dropped, as after a broken sync
         threading.Thread(target=_serve, args=(connect, self._questions), name="rljob-store", daemon=True).start()
         try:
             self._ask(_itself)
@@ -76,7 +78,7 @@ class Store:
     def close(self) -> None:
         """No more questions; the connection ends once the last one is answered."""
         self._closed = True
-        self._questions.put(None)
+        self._end()
 
     def _ask(self, question: Callable[[Any], AnswerT], timeout_s: float | None = None) -> AnswerT:
         answer: Future[AnswerT] = Future()

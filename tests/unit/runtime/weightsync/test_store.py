@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -74,6 +75,17 @@ def test_an_answer_that_comes_just_too_late_is_none(monkeypatch: pytest.MonkeyPa
 def test_a_connection_that_nobody_accepts_ends(let_go: threading.Event) -> None:
     with pytest.raises(SyncBrokenError, match="did not answer within"):
         Store(lambda: let_go.wait(HANG_S), NAME, 0.05)
+
+
+def test_the_thread_of_a_store_that_is_dropped_without_an_end_ends(let_go: threading.Event) -> None:
+    """As after a broken sync: one thread and one connection would stay for each."""
+    before = set(threading.enumerate())
+    store = Store(lambda: Answers(let_go), NAME, HANG_S)
+    (thread,) = set(threading.enumerate()) - before
+    del store
+    gc.collect()
+    thread.join(HANG_S)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("error", [RuntimeError("reset by peer"), TimeoutError("torch's own")])
