@@ -37,7 +37,7 @@ class Store:
         self._name, self._timeout_s = name, timeout_s
         self._closed = False
         self._questions: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
-        self._end = weakref.finalize(self, self._questions.put, None)  # also of one that is dropped, as after a broken sync
+        self._end = weakref.finalize(self, self._questions.put, None)  # also of one that nobody closes, as a driver at its end
         threading.Thread(target=_serve, args=(connect, self._questions), name="rljob-store", daemon=True).start()
         try:
             self._ask(_itself)

@@ -77,8 +77,8 @@ def test_a_connection_that_nobody_accepts_ends(let_go: threading.Event) -> None:
         Store(lambda: let_go.wait(HANG_S), NAME, 0.05)
 
 
-def test_the_thread_of_a_store_that_is_dropped_without_an_end_ends(let_go: threading.Event) -> None:
-    """As after a broken sync: one thread and one connection would stay for each."""
+def test_the_thread_of_a_store_that_nobody_closes_ends_with_it(let_go: threading.Event) -> None:
+    """A driver does not close its own: in a process that continues, a thread and a connection would stay for each."""
     before = set(threading.enumerate())
     store = Store(lambda: Answers(let_go), NAME, HANG_S)
     (thread,) = set(threading.enumerate()) - before
