@@ -55,7 +55,7 @@ class Objects:
             NotThereError: there is none.
             KubectlError: the server does not answer, or refuses.
         """
-        return self._read(f"{path(kind, namespace)}/{name}")
+        return self._request("GET", f"{path(kind, namespace)}/{name}")
 
     def items(self, kind: str, selector: str, namespace: str) -> list[dict[str, Any]]:
         """Objects of a kind with the labels that the selector wants; all where it is empty.
@@ -64,7 +64,7 @@ class Objects:
             KubectlError: the server does not answer, or refuses.
         """
         query = "?" + urlencode({"labelSelector": selector}) if selector else ""
-        found = self._read(path(kind, namespace) + query)
+        found = self._request("GET", path(kind, namespace) + query)
         return [{"kind": found["kind"].removesuffix("List"), **item} for item in found["items"]]
 
     def create(self, document: Mapping[str, Any], namespace: str, *, dry_run: bool = False) -> dict[str, Any]:
@@ -95,9 +95,6 @@ class Objects:
         """
         options = {} if grace_s is None else {"gracePeriodSeconds": grace_s}
         self._request("DELETE", f"{path(kind, namespace)}/{name}", {"apiVersion": "v1", "kind": "DeleteOptions", **options})
-
-    def _read(self, place: str) -> dict[str, Any]:
-        return self._request("GET", place)
 
     def _request(self, method: str, place: str, body: Mapping[str, Any] | None = None, content: str = "application/json") -> dict[str, Any]:
         headers = {"Accept": "application/json"} | ({} if body is None else {"Content-Type": content})

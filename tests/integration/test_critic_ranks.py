@@ -21,12 +21,10 @@ from rljob_runtime.training.critic_config import CriticConfig
 from rljob_runtime.training.value_step import prepare_values
 from tests.integration.rank_processes import fork_ranks, join, run_script
 from tests.integration.test_critic import full_weights, gradients, make_batch, set_head
-from tests.support.pace import HANG_S
 from tests.support.ports import free_port, free_ports
 from tests.support.rounding import assert_gradients_equal
 from tests.support.trainers import save_model, tiny_qwen2
 
-DEADLINE_S = HANG_S
 LAYOUTS = {"one": (1, 1), "data-parallel": (2, 1), "tensor-parallel": (1, 2)}
 """Data-parallel and tensor-parallel ranks."""
 UNITS = {"by-layer": 0, "one-unit": model.ONE_UNIT_BYTES}

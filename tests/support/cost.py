@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 YARDSTICK_S = 0.045
-"""What the yardstick took there."""
+"""What the yardstick took there: half of what it takes on cores on which `make test` takes 2.3 times as long (``docs/figures.md``)."""
 BUSY = 1.5
 """Other work on the same cores makes the same instructions take longer."""
 

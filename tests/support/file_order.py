@@ -23,14 +23,18 @@ WITH_VLLM = (
 """Files of vLLM in the process of the test, whose imports compute 6 s: by one process as well."""
 TOGETHER = {name: files[0] for files in (WITH_API_SERVER, WITH_VLLM) for name in files}
 """The file by which those are called that one process runs."""
-LONGEST_FIRST = (
-    *WITH_API_SERVER,
+SPREAD = (
     "test_quickstart.py",
     "test_converted_job.py",
     "test_engine_replacement.py",
     "test_run.py",
     "test_judged_run.py",
     "test_examples_run.py",
+)
+"""Files whose tests take minutes and share no fixture of the module: each test is begun by whichever process is free."""
+LONGEST_FIRST = (
+    *WITH_API_SERVER,
+    *SPREAD,
     "test_lake_model.py",
     "test_time_division.py",
     "test_domains.py",
@@ -49,12 +53,3 @@ LONGEST_FIRST = (
     "test_bit_equality.py",
 )
 """Files, and files together, of a minute and more: begun last, one of them would run alone at the end."""
-SPREAD = (
-    "test_quickstart.py",
-    "test_converted_job.py",
-    "test_engine_replacement.py",
-    "test_run.py",
-    "test_judged_run.py",
-    "test_examples_run.py",
-)
-"""Files whose tests take minutes and share no fixture of the module: each test is begun by whichever process is free."""
