@@ -107,6 +107,19 @@ def test_a_fork_is_what_the_interpreter_would_have_started(launch: Launch, tmp_p
     assert first["blocked"] == [signal.SIGINT]
     other = reported(launch(TELLS, **options | {"env": environment | {"OMP_NUM_THREADS": "2"}}))
     assert not other["preloaded"], "forked from a process whose libraries had read another number of threads"
+    unread = {"GOMP_SPINCOUNT": "1", "MKL_NUM_THREADS": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+    alike = reported(launch(TELLS, **options | {"env": environment | unread}))
+    assert alike["preloaded"], "a process of its own for variables that no import reads"
+    assert alike["environment"].items() >= unread.items()
+
+
+def test_a_variable_that_an_import_reads_after_all_is_named(tmp_path: Path) -> None:
+    (tmp_path / "reads_early.py").write_text("import os\nos.environ.get('VLLM_USE_V2_MODEL_RUNNER')\n")
+    folders = [str(forked_workers.HERE), str(tmp_path)]
+    code = f"import sys; sys.path[:0] = {folders}; import preloaded; preloaded.preload(['reads_early'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S)
+    assert done.returncode == 1
+    assert "imports of ['reads_early'] read ['VLLM_USE_V2_MODEL_RUNNER']" in done.stderr
 
 
 def test_scripts_of_tests_are_forked_as_well(launch: Launch, tmp_path: Path) -> None:
