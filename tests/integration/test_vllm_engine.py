@@ -52,6 +52,7 @@ from tests.support.engine_contract import (
     weights,
 )
 from tests.support.fake_cuda import StrictFakeCuda
+from tests.support.gloo_loops import gloo_loops
 from tests.support.records import collected, tokens
 from tests.support.sparse_updates import PACKED_RECEIVER, FetchedUpdates, SparseUpdates, push_whole
 from tests.support.vllm_engine import forget_loads, running
@@ -59,13 +60,17 @@ from tests.support.vllm_engine import forget_loads, running
 
 def started(path: str, **settings: object) -> Iterator[VllmEngine]:
     config = replace(config_for(path), **settings)
+    before = gloo_loops()
     with running(config) as engine:
+        LOOPS[engine] = gloo_loops() - before
         AS_READ[engine] = multiplied_bits(engine)
         yield engine
 
 
 AS_READ: dict[VllmEngine, list[dict[str, int]]] = {}
 """What each engine multiplied with when it had read its folder, the weights of seed 0."""
+LOOPS: dict[VllmEngine, int] = {}
+"""Threads of gloo that each engine started in the process of the test."""
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -146,6 +151,10 @@ def test_the_same_seed_samples_the_same_tokens_alone_and_in_a_batch(engine: Vllm
     assert found["same"].segment.logprobs == pytest.approx(alone.segment.logprobs, abs=TOLERANCE)
     others = generate(engine, [request(f"s{seed}", sampling, seed) for seed in range(8)])
     assert len({tokens(completion) for completion in others.values()}) > 1
+
+
+def test_its_thirteen_groups_have_one_thread_of_gloo(tied: VllmEngine) -> None:
+    assert LOOPS[tied] <= 1  # 0 where an engine was there before
 
 
 class TestVllm(EngineContract):

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from rljob_runtime.addresses import family_of, host_and_port, source_address
 from rljob_runtime.cluster.ports import take_listener
+from rljob_runtime.lone_groups import share_loop_of_lone_groups
 
 C10D: Any = dist
 """Torch's annotations leave out its stores."""
@@ -39,6 +40,7 @@ def form_group(device: torch.device, host: str, port: int, *, rank: int, world_s
         timeout_s: deadline of the rendezvous and of every later collective.
     """
     set_gloo_interface(host)
+    share_loop_of_lone_groups()
     with meeting_store(host, port, timeout_s):
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",

@@ -8,6 +8,7 @@ import json
 import pickle
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from rljob_runtime.errors import ModelError, RuntimeFault
 from rljob_runtime.offload.states import StateKind
 from rljob_runtime.records import GenerationRequest, Sampling, VersionSpan
 from rljob_runtime.weightsync.packing import plan_buckets
+from tests.support.gloo_loops import gloo_loops
 from tests.support.pace import HANG_S
 from tests.support.records import ids, tokens
 
@@ -248,6 +250,19 @@ def test_the_stand_in_writes_cache_places_and_refuses_everything_else() -> None:
     assert table.tolist() == [[13, 14, 0, 0, 0], [0, 0, 0, 0, 0], [0, 11, 12, 0, 0]]
     with pytest.raises(NotImplementedError, match=r"sgl_kernel\.silu was called"):
         kernels.silu(1)
+
+
+def test_with_the_stand_in_groups_of_one_process_share_gloos_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = torch.distributed.ProcessGroupGloo
+    monkeypatch.setattr(group, "__init__", getattr(group.__init__, "__wrapped__", group.__init__))
+    spec = importlib.util.spec_from_file_location("stand_in", CPU_KERNELS / "sgl_kernel" / "__init__.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    before = gloo_loops()
+    kept = [group(torch.distributed.HashStore(), 0, 1, timeout=timedelta(seconds=9)) for _ in range(3)]
+    assert [made.size() for made in kept] == [1] * 3
+    assert gloo_loops() == before + 1
 
 
 def loaded_stand_in() -> Any:

@@ -33,6 +33,7 @@ from rljob_runtime.engine.vllm.load_record import LoadPlan, LoadRecorder, Path, 
 from rljob_runtime.engine.vllm.packed_weights import has_packed_copy, multiply_halves_in_float32, repack_experts, repack_shared_weights
 from rljob_runtime.engine.vllm.rotary import repair_rotary
 from rljob_runtime.errors import WeightSyncError
+from rljob_runtime.lone_groups import share_loop_of_lone_groups
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.assembly import shorten
 from rljob_runtime.weightsync.copies import Kept
@@ -115,6 +116,7 @@ def register() -> None:
     """Make the receiver known to vLLM in this process, and repair what it gets wrong or slow on CPU; repeated calls do nothing."""
     layerwise.get_numel_loaded = count_once
     layerwise.materialize_layer = materialize
+    share_loop_of_lone_groups()
     if current_platform.is_cpu():
         repair_drafted_sampling()
         repair_rotary()

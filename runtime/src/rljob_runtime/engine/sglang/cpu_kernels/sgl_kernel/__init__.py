@@ -4,12 +4,16 @@ It stands at one border: SGLang 0.5.23 with ``--device cpu`` imports names of th
 called, and does not start without it. With ``--attention-backend torch_native``, ``--sampling-backend pytorch`` and no AMX all numerics
 are plain torch; of the kernels only the one below is called. Every other name exists, so that imports succeed, and refuses to be called.
 
+Because each of SGLang's processes imports it before it makes groups, it also has them share gloo's thread.
+
 The folder above is put on ``PYTHONPATH`` of the server's process on CPU machines only, never of a worker and never where an accelerator
 computes. Nothing of RLJob imports it.
 """
 
 from __future__ import annotations
 
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -18,6 +22,20 @@ if TYPE_CHECKING:
     import torch
 
 __version__ = "0.0.0"
+LONE_GROUPS = Path(__file__).parents[4] / "lone_groups.py"
+
+
+def share_loop_of_lone_groups() -> None:
+    """Of SGLang's groups, nine in each scheduler; by the file, because RLJob is not installed where SGLang is."""
+    spec = spec_from_file_location("rljob_lone_groups", LONE_GROUPS)
+    assert spec is not None
+    assert spec.loader is not None
+    made = module_from_spec(spec)
+    spec.loader.exec_module(made)
+    made.share_loop_of_lone_groups()
+
+
+share_loop_of_lone_groups()
 
 
 def assign_req_to_token_pool_cpu(
