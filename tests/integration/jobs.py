@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tests.layout.tree import ROOT
 from tests.support import forked_workers
 from tests.support.pace import HANG_S
 
+LOOK_S = 0.1
 SILENCE_S = 500.0
 """Bound of a wait for a job's next line of output: there is one for each part of its start and for each step. It ends a job that hangs."""
 COMMAND_TIMEOUT_S = 2700.0
@@ -256,8 +258,16 @@ class Watched:
             assert within_s is not None or now_s < silent_s + SILENCE_S, f"no line in {SILENCE_S:.0f} s before {what}:\n{self.output}"
             limit_s = within_s or COMMAND_TIMEOUT_S
             assert now_s < started_s + limit_s, f"{what} not within {limit_s:.0f} s:\n{self.output}"
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(0.1)
+            if not has_ended:
+                self._pause()
+
+    def _pause(self) -> None:
+        """For :data:`LOOK_S`, or until the process ends; ``Popen.wait`` would look for that seventy times a second."""
+        ends = os.pidfd_open(self.process.pid)
+        try:
+            select.select([ends], [], [], LOOK_S)
+        finally:
+            os.close(ends)
 
     def wait(self, within_s: float | None = None) -> int:
         """The exit status, likewise."""
