@@ -52,10 +52,14 @@ from tests.support.engine_contract import (
     weights,
 )
 from tests.support.fake_cuda import StrictFakeCuda
-from tests.support.gloo_loops import gloo_loops
 from tests.support.records import collected, tokens
 from tests.support.sparse_updates import PACKED_RECEIVER, FetchedUpdates, SparseUpdates, push_whole
 from tests.support.vllm_engine import forget_loads, running
+
+
+def gloo_loops() -> int:
+    """Threads of gloo in this process: one for each of its devices."""
+    return sum(name.read_text() == "gloo_tcp_loop\n" for name in Path("/proc/self/task").glob("*/comm"))
 
 
 def started(path: str, **settings: object) -> Iterator[VllmEngine]:

@@ -13,6 +13,8 @@ EXCEPTIONS = {
     "tests/integration/rank_processes.py: _timeout": "of torch's options of a process group, which have no public one",
     "tests/unit/runtime/weightsync/test_group.py: _timeout": "the same",
     "tests/unit/runtime/test_lone_groups.py: _timeout": "the same",
+    "tests/unit/runtime/test_lone_groups.py: _devices": "the same",
+    "tests/unit/runtime/engine/test_sglang.py: _devices": "the same",
     "tests/unit/api/test_sync_routes.py: _replace": "a public method of every named tuple",
     "tests/unit/bench/test_chaos.py: _parse": "of the benchmarks, which nobody imports",
     "tests/unit/bench/test_gpu_check.py: _function": "of the benchmarks, which nobody imports",

@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 
 from rljob_runtime.lone_groups import share_loop_of_lone_groups
-from tests.support.gloo_loops import gloo_loops
 
 TIMEOUT = timedelta(seconds=30)
 
@@ -23,12 +22,10 @@ def sharing() -> None:
     share_loop_of_lone_groups()  # as every engine of a process does
 
 
-def test_groups_of_one_process_share_a_loop_and_compute():
+def test_groups_of_one_process_share_a_device_and_compute():
     store = dist.HashStore()
-    kept = [group(store, 0, 1, name) for name in range(2)]
-    before = gloo_loops()
-    kept += [group(store, 0, 1, name) for name in range(2, 6)]
-    assert gloo_loops() == before
+    kept = [group(store, 0, 1, name) for name in range(4)]
+    (device,) = kept[0].options._devices
     for made in kept:
         numbers = torch.arange(3.0)
         made.allreduce([numbers]).wait()
@@ -37,6 +34,7 @@ def test_groups_of_one_process_share_a_loop_and_compute():
         made.barrier().wait()
         assert numbers.tolist() == gathered[0][0].tolist() == [0.0, 1.0, 2.0]
         assert made.options._timeout == TIMEOUT
+        assert made.options._devices == [device]
 
 
 def test_the_end_of_one_is_not_the_end_of_the_others():
@@ -49,16 +47,14 @@ def test_the_end_of_one_is_not_the_end_of_the_others():
     assert numbers.tolist() == [1.0, 1.0]
 
 
-def test_groups_of_several_processes_keep_loops_of_their_own():
+def test_groups_of_several_processes_keep_devices_of_their_own():
     store = dist.HashStore()
     lone = group(store, 0, 1, "lone")
-    before = gloo_loops()
     with ThreadPoolExecutor(2) as threads:
-        first, second = threads.map(lambda rank: group(store, rank, 2, "both"), range(2))
-        assert gloo_loops() == before + 2
-        sums = [torch.ones(2), torch.full((2,), 2.0)]
-        works = [first.allreduce([sums[0]]), second.allreduce([sums[1]])]
-        for work in works:
-            work.wait()
+        both = list(threads.map(lambda rank: group(store, rank, 2, "both"), range(2)))
+    devices = [device for made in (lone, *both) for device in made.options._devices]
+    assert len(set(map(id, devices))) == len(devices) == 3
+    sums = [torch.ones(2), torch.full((2,), 2.0)]
+    for work in [made.allreduce([numbers]) for made, numbers in zip(both, sums, strict=True)]:
+        work.wait()
     assert [found.tolist() for found in sums] == [[3.0, 3.0]] * 2
-    assert lone.size() == 1
