@@ -37,9 +37,9 @@ AUDIT_LOG = "RLJOB_E2E_AUDIT_LOG"
 AFTER = {"test_time_division.py": "test_training.py", "test_agents.py": "test_queues.py", "test_upgrade.py": "test_security.py"}
 """Files that look at a job of an earlier file, or go on with it, which would otherwise train longer."""
 LAST = Path(__file__).with_name("test_rights.py")
-ABREAST = 2
-"""Jobs beside the scenario's own: applied ahead and not ended, and one of the scenario of queues until that has ended. On two slow cores
-that started four jobs at once, Ray's processes did not come up within the 30 s that Ray gives them."""
+ABREAST = 1
+"""Jobs that are applied ahead and have not ended: with those of the scenario and of queues three. On two slow cores that started four at
+once, Ray's processes did not come up within the 30 s that Ray gives them."""
 COLLECTED_AT = pytest.StashKey[datetime]()
 """Before the first request of this run."""
 RIGHTS_FOR_A_WHILE = pytest.StashKey[set[Right]]()
@@ -134,18 +134,16 @@ def guarded(kubectl: Kubectl, volume: Volume) -> Iterator[Guarded]:
 class Ahead:
     """Jobs of later scenarios that train beside the present one, whose waits leave the machine idle."""
 
-    def __init__(self, items: Sequence[pytest.Item], kubectl: Kubectl, queues: Future[Outcome] | None) -> None:
+    def __init__(self, items: Sequence[pytest.Item], kubectl: Kubectl) -> None:
         self._kubectl = kubectl
-        self._queues = queues
         self._waiting = [(item.nodeid, marker) for item in items for marker in item.iter_markers("begins")]
         self._applied: list[str] = []
         self._prepared: list[object] = []
 
     def begin(self, nodeid: str) -> None:
-        """Apply the jobs of this scenario, and of the next ones while there is room beside it."""
+        """Apply the jobs of this scenario, and of the next ones while fewer than :data:`ABREAST` have not ended."""
         self._applied = [name for name in self._applied if not self._ended(name)]
-        room = ABREAST if self._queues is None or self._queues.done() else ABREAST - 1
-        while self._waiting and (len(self._applied) < room or nodeid in [waiting for waiting, _ in self._waiting]):
+        while self._waiting and (len(self._applied) < ABREAST or nodeid in [waiting for waiting, _ in self._waiting]):
             _, marker = self._waiting.pop(0)
             prepare = marker.kwargs.get("prepare")
             if prepare is not None and prepare not in self._prepared:
@@ -160,10 +158,12 @@ class Ahead:
 
 @pytest.fixture(scope="session")
 def ahead(request: pytest.FixtureRequest, kubectl: Kubectl, installation: None) -> Ahead:
+    made = Ahead(request.session.items, kubectl)
     if any(item.get_closest_marker("begins") for item in request.session.items):
         request.getfixturevalue("volume")
-    has_queues = any("scenario_of_queues" in getattr(item, "fixturenames", ()) for item in request.session.items)
-    return Ahead(request.session.items, kubectl, request.getfixturevalue("scenario_of_queues") if has_queues else None)
+    if any("scenario_of_queues" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("scenario_of_queues")
+    return made
 
 
 @pytest.fixture(autouse=True)
