@@ -39,8 +39,8 @@ def share_loop_of_lone_groups() -> None:
     group.__init__ = make_on_shared_device
 
 
-@functools.lru_cache(maxsize=1)
+@functools.cache
 def _device(pid: int) -> Any:
-    """Of this process: threads are not inherited."""
+    """Of this process: a fork has no threads. It keeps the device that it inherited, whose end would wait for its thread."""
     group: Any = dist.ProcessGroupGloo
     return group.create_default_device()

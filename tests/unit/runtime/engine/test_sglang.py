@@ -236,12 +236,17 @@ def test_ranks_on_cpu_cores_run_without_nccl_and_have_their_cores_named() -> Non
     assert "SGLANG_NCCL_SO_PATH" not in server_environment(None, ranks=2)
 
 
-def test_the_stand_in_writes_cache_places_and_refuses_everything_else() -> None:
+def loaded_kernels() -> Any:
     spec = importlib.util.spec_from_file_location("stand_in", CPU_KERNELS / "sgl_kernel" / "__init__.py")
     assert spec is not None
     assert spec.loader is not None
-    kernels = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(kernels)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_stand_in_writes_cache_places_and_refuses_everything_else() -> None:
+    kernels = loaded_kernels()
     table = torch.zeros(3, 5, dtype=torch.int32)
     kernels.assign_req_to_token_pool_cpu(
         torch.tensor([2, 0]), table, torch.tensor([1, 0]), torch.tensor([3, 2]), torch.tensor([11, 12, 13, 14]), 5
@@ -254,10 +259,7 @@ def test_the_stand_in_writes_cache_places_and_refuses_everything_else() -> None:
 def test_with_the_stand_in_groups_of_one_process_share_gloos_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     group = torch.distributed.ProcessGroupGloo
     monkeypatch.setattr(group, "__init__", getattr(group.__init__, "__wrapped__", group.__init__))
-    spec = importlib.util.spec_from_file_location("stand_in", CPU_KERNELS / "sgl_kernel" / "__init__.py")
-    assert spec is not None
-    assert spec.loader is not None
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    loaded_kernels()
     kept = [group(torch.distributed.HashStore(), 0, 1, timeout=timedelta(seconds=9)) for _ in range(3)]
     devices = [device for made in kept for device in made.options._devices]
     assert len(devices) == 3
